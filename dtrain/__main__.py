@@ -1,0 +1,5 @@
+"""`python -m dtrain`."""
+
+from dtrain.cli.main import main
+
+main()

@@ -1,0 +1,107 @@
+"""What the command line and a notebook call."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtrain.errors import NoSuchJob
+from dtrain.intake import Silent, Watcher
+from dtrain.jobstate import JobState
+from dtrain.link import Link, Target
+from dtrain.plan import LaunchPlan
+from dtrain.spec import JobSpec, load_job
+from dtrain.start import Progress, start, targets_of
+from dtrain.store import JobRecord, Store
+from dtrain.sync import fetch_outputs
+from dtrain.supervise import Supervisor, catch_up
+
+LEASE_S = 900.0  # how long a foreground job outlives its launcher
+ASK_NODES_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that was started from this process."""
+
+    id: str
+    plan: LaunchPlan
+    store: Store
+    targets: tuple[Target, ...]
+    links: Mapping[str, Link]
+
+    def supervisor(self, watcher: Watcher) -> Supervisor:
+        return Supervisor(self.store, self.id, self.plan, watcher)
+
+    def wait(self) -> JobState:
+        """Follow the job to its end, its logs going to the store."""
+        return self.supervisor(Silent()).run(self.targets, self.links, renew_lease=True)
+
+
+def launch(
+    job: JobSpec | str | Path,
+    *,
+    store: Store | None = None,
+    progress: Progress | None = None,
+    lease_s: float | None = LEASE_S,
+    environ: Mapping[str, str] = os.environ,
+) -> Job:
+    """Start a job on all its nodes.
+
+    Args:
+        job: a job file, or what `load_job` made of one.
+        lease_s: the job stops when this process is gone, or says nothing, for longer; None: never.
+
+    Raises:
+        DtrainError: nothing is running, and the error says why.
+    """
+    spec = job if isinstance(job, JobSpec) else load_job(Path(job), environ=environ)
+    kept = store or Store.default(environ)
+    started = start(spec, kept, progress or _Quiet(), lease_s=lease_s, environ=environ)
+    return Job(started.job, started.plan, kept, started.targets, started.links)
+
+
+def targets(record: JobRecord) -> tuple[Target, ...]:
+    """How to reach the nodes of a job again."""
+    return targets_of(record.cluster, record.job, record.name)
+
+
+def refresh(store: Store, records: Sequence[JobRecord]) -> dict[str, dict[str, str]]:
+    """Ask the nodes of the jobs that are not over for what the store does not have.
+
+    Returns:
+        By job id, why each node that did not answer did not.
+    """
+    return {record.job: catch_up(store, record, targets(record), ASK_NODES_S) for record in records if not record.state.is_final}
+
+
+def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[str, int, int], None]) -> dict[str, tuple[int, int]]:
+    """Bring the outputs of a job's name home, each node's into a folder of its own.
+
+    Args:
+        node: only this one's.
+        progress: called with node, bytes got and bytes to get.
+
+    Returns:
+        For each node, files there now and files that were sent.
+    """
+    wanted = [target for target in targets(record) if node in (None, target.node)]
+    if not wanted:
+        raise NoSuchJob(f"job {record.job} has no node {node}", hint=f"its nodes: {', '.join(target.node for target in targets(record))}")
+    fetched = {}
+    for target in wanted:
+        link = Link.open(target)
+        try:
+            fetched[target.node] = fetch_outputs(link, into / target.node, functools.partial(progress, target.node))
+        finally:
+            link.close()
+    return fetched
+
+
+class _Quiet:
+    def step(self, text: str) -> None: ...
+    def planned(self, job: str, plan: LaunchPlan) -> None: ...
+    def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...

@@ -1,0 +1,38 @@
+"""dtrain's node side as one zip, named by its hash, so that a node needs nothing installed and gets each version once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+_SHIPPED = ("node", "trainers", "bench")
+_ENTRY = "node/entry.py"  # becomes the zip's __main__.py
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    hash: str
+    data: bytes  # zip
+    boot: bytes  # text of node/boot.py, the first code on a node
+
+
+@functools.cache
+def bundle() -> Bundle:
+    """The bundle of this installation: the same bytes for the same source, whenever and wherever it is made."""
+    files = {"dtrain/__init__.py": (_PACKAGE / "__init__.py").read_bytes(), "__main__.py": (_PACKAGE / _ENTRY).read_bytes()}
+    for name in _SHIPPED:
+        for path in sorted((_PACKAGE / name).rglob("*.py")):
+            files[f"dtrain/{path.relative_to(_PACKAGE).as_posix()}"] = path.read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name)  # its date is fixed at 1980
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    data = buffer.getvalue()
+    return Bundle(hash=hashlib.sha256(data).hexdigest()[:16], data=data, boot=(_PACKAGE / "node/boot.py").read_bytes())

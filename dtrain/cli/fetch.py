@@ -1,0 +1,30 @@
+"""`dtrain fetch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dtrain import api
+from dtrain.render import console
+from dtrain.render.progress import Transfer
+from dtrain.store import Store
+
+
+@click.command("fetch", epilog="Example: dtrain fetch digits --to results")
+@click.argument("job", required=False)
+@click.option("--node", help="Only what this node keeps.")
+@click.option("--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: the outputs folder of the job's workdir.")
+def command(job: str | None, node: str | None, to: Path | None) -> None:
+    """Bring the outputs of a JOB (default: the newest) home, each node's into DIR/NODE.
+
+    Outputs persist per job name; files that are here already are not sent again.
+    """
+    record = Store.default().find(job)
+    into = to if to is not None else record.workdir / record.outputs
+    out = console.person()
+    with Transfer(out, "fetching") as transfer:
+        fetched = api.fetch(record, into, node, transfer.moved)
+    for name, (there, sent) in fetched.items():
+        out.print(f"{name}: {there} files in {into / name}, {sent} of them new", soft_wrap=True)

@@ -1,0 +1,116 @@
+"""`dtrain launch`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from dtrain import api
+from dtrain.errors import CTRL_C, STOPPED
+from dtrain.launchers import node_commands
+from dtrain.plan import make_plan
+from dtrain.render import console
+from dtrain.render.end import print_end
+from dtrain.render.live import LiveView
+from dtrain.render.plan import print_commands, print_plan
+from dtrain.spec import JobSpec, load_job
+from dtrain.store import Store
+from dtrain.supervise import Supervisor
+
+_ARGUMENTS = "dtrain.arguments"
+
+
+class _WithArguments(click.Command):
+    """What stands behind `--` is the job's, and none of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGUMENTS] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARG...]"]
+
+
+@click.command("launch", cls=_WithArguments, epilog="Example: dtrain launch job.yaml --cluster lab.yaml -- --epochs 3")
+@click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
+@click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
+@click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
+@click.option(
+    "--lease", type=click.FloatRange(min=1), default=api.LEASE_S, metavar="S", show_default=True,
+    help="Seconds that the job outlives its launcher.",
+)  # fmt: skip
+@click.pass_context
+def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool, as_json: bool, lease: float) -> int:
+    """Run a job on all its nodes and follow it to its end.
+
+    FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node. The exit
+    code is the failing worker's own.
+    """
+    if as_json and not dry_run:
+        raise click.UsageError("--json goes with --dry-run")
+    spec = load_job(file, cluster=cluster, arguments=ctx.meta.get(_ARGUMENTS, ()))
+    if dry_run:
+        _show_plan(spec, lease, as_json=as_json)
+        return 0
+    return follow_to_end(spec, lease, LiveView(console.person()))
+
+
+def _show_plan(spec: JobSpec, lease_s: float, *, as_json: bool) -> None:
+    plan = make_plan(spec, lease_s=lease_s)
+    commands = node_commands(spec, plan, "<job>")
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "plan": asdict(plan), "commands": [asdict(each) for each in commands]}, indent=1))
+        return
+    out = console.result()
+    print_plan(out, plan, None)
+    print_commands(out, commands, spec.secrets)
+
+
+def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
+    """Start a job, show it until it ends, and return its exit code."""
+    store = Store.default()
+    out = console.person()
+    signal.signal(signal.SIGTERM, _terminated)
+    with view:
+        job = api.launch(spec, store=store, progress=view, lease_s=lease_s)
+        supervisor = job.supervisor(view)
+        _stop_on_signals(supervisor, job.plan.grace_s, view)
+        state = supervisor.run(job.targets, job.links, renew_lease=True)
+    if not state.state.is_final:
+        out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped")
+        return CTRL_C
+    print_end(out, spec.name, job.id, state, view.evaluation, store.folder(job.id))
+    assert state.exit_code is not None
+    return state.exit_code
+
+
+def _terminated(number: int, stack: FrameType | None) -> None:
+    raise SystemExit(STOPPED)
+
+
+def _stop_on_signals(supervisor: Supervisor, grace_s: float, view: LiveView) -> None:
+    """Ctrl-C or TERM: stop with grace. A second one does not wait for the grace, a third one not for the nodes."""
+    asked: list[int] = []
+
+    def stop(number: int, stack: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            view.step(f"stopping (grace {grace_s:g} s; again to stop at once)")
+            supervisor.request_stop("ctrl-c" if number == signal.SIGINT else "stop", grace_s)
+        elif len(asked) == 2:
+            supervisor.request_stop("ctrl-c", 0.0)
+        else:
+            supervisor.abandon()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+
+

@@ -1,0 +1,71 @@
+"""`dtrain logs`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from dtrain import api
+from dtrain.intake import Silent
+from dtrain.node import wire
+from dtrain.render import console
+from dtrain.render.lines import RankLines
+from dtrain.store import Store
+from dtrain.supervise import Supervisor
+
+_READ_BYTES = 1 << 20
+
+
+class _Ranks(click.ParamType):
+    """0,8-15"""
+
+    name = "RANKS"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
+        ranks: set[int] = set()
+        try:
+            for part in value.split(","):
+                first, _, last = part.partition("-")
+                ranks.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of ranks such as 0,8-15", param, ctx)
+        return frozenset(ranks)
+
+
+@click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --follow")
+@click.argument("job", required=False)
+@click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
+@click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
+def command(job: str | None, ranks: frozenset[int] | None, follow: bool) -> int:
+    """Show what the workers of a JOB (default: the newest) printed, each line with its rank."""
+    store = Store.default()
+    record = store.find(job)
+    problems = api.refresh(store, [record]).get(record.job, {})
+    for node, problem in problems.items():
+        console.person().print(f"{node} was not asked: {problem}", style="yellow", soft_wrap=True)
+    out = console.result()
+    lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks)
+    for worker in record.plan.workers:
+        path = store.log(record.job, worker.node, wire.rank_log(worker.rank))
+        if path.is_file():
+            with path.open("rb") as file:
+                while part := file.read(_READ_BYTES):
+                    lines.take(wire.rank_log(worker.rank), part)
+    if follow:
+        try:
+            Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {})
+        except KeyboardInterrupt:
+            console.person().print(f"\njob {record.name} {record.job} goes on", soft_wrap=True)
+    lines.end()
+    sys.stdout.flush()
+    return 0
+
+
+class _Printer(Silent):
+    def __init__(self, lines: RankLines) -> None:
+        self._lines = lines
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        self._lines.take(stream, data)
+        sys.stdout.flush()

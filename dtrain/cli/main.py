@@ -1,0 +1,83 @@
+"""`dtrain`: the group of commands and the edge at which every error becomes a message and an exit code.
+
+`dtrain --help` loads click alone; a command's own file is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+import dtrain
+from dtrain.errors import CTRL_C, DtrainError
+
+# name: (module, what `dtrain --help` says of it)
+_COMMANDS = {
+    "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
+    "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
+    "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),
+    "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),
+    "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
+}
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings=_CONTEXT, epilog="Example: dtrain launch job.yaml --cluster lab.yaml")
+@click.version_option(dtrain.__version__, prog_name="dtrain")
+def commands() -> None:
+    """Train PyTorch models on any set of machines that answer ssh."""
+
+
+def main() -> None:
+    """Console entry point."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line and return its exit code; whatever goes wrong has been said on stderr."""
+    try:
+        result: Any = commands.main(argv, prog_name="dtrain", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return CTRL_C
+    except DtrainError as error:
+        _say(error)
+        return error.exit_code
+    except BrokenPipeError:  # `dtrain logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:  # outer edge: a bug of ours
+        traceback.print_exc()
+        click.echo("this is a bug in dtrain; please report it with the lines above", err=True)
+        return DtrainError.exit_code
+
+
+def _say(error: DtrainError) -> None:
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo(click.style("error: ", fg="red", bold=True) + error.message if colour else f"error: {error.message}", err=True)
+    if error.hint is not None:
+        click.echo(f"hint: {error.hint}", err=True)

@@ -1,0 +1,106 @@
+"""Taking in what nodes send: bytes of streams become stored events, a state, and copies of logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, State
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan
+from dtrain.store import Store
+
+
+class Watcher(Protocol):
+    """Is told what happens, in the thread that takes it in."""
+
+    def changed(self, state: JobState, node: str, event: Event) -> None: ...
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        """Bytes of a log, complete and in order for each stream."""
+
+    def measured(self, metric: Mapping[str, Any]) -> None: ...
+
+    def disconnected(self, node: str, error: str) -> None: ...
+
+    def reconnected(self, node: str) -> None: ...
+
+
+class Silent:
+    """A watcher that nobody looks at."""
+
+    def changed(self, state: JobState, node: str, event: Event) -> None: ...
+    def printed(self, node: str, stream: str, data: bytes) -> None: ...
+    def measured(self, metric: Mapping[str, Any]) -> None: ...
+    def disconnected(self, node: str, error: str) -> None: ...
+    def reconnected(self, node: str) -> None: ...
+
+
+class Intake:
+    """One job. Taking the same bytes again, as after a reconnect or next to another follower, changes nothing."""
+
+    def __init__(self, store: Store, job: str, plan: LaunchPlan, watcher: Watcher) -> None:
+        self._store = store
+        self._job = job
+        self._watcher = watcher
+        self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
+        self.state = JobState.of(plan, store.events(job))
+
+    def take(self, node: str, message: wire.Message, data: bytes) -> list[Event]:
+        """Take what a node sent. Returns the events that were in it."""
+        match message:
+            case wire.StreamBytes(wire.EVENTS):
+                return self._take_events(node, message, data)
+            case wire.StreamBytes(wire.METRICS):
+                lines = self._lines(node, message, data)
+                self._store.append_metrics(self._job, node, [(offset, text.decode()) for offset, text in lines])
+                for _, line in lines:
+                    self._watcher.measured(json.loads(line))
+            case wire.StreamBytes(stream, offset):
+                self._store.write_log(self._job, node, stream, offset, data)
+                self._watcher.printed(node, stream, data)
+            case wire.CaughtUp(alive=False):
+                return self._take_silence(node)
+            case _:
+                pass
+        return []
+
+    def take_own(self, event: Event) -> None:
+        """An event of the launching side."""
+        self.state = self.state.after(LAUNCHING_SIDE, event)
+        self._store.append_own(self._job, event, self.state)
+        self._watcher.changed(self.state, LAUNCHING_SIDE, event)
+
+    def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> list[Event]:
+        lines = [(offset, text, cast(Event, wire.from_json(text))) for offset, text in self._lines(node, where, data)]
+        states = []
+        for _, _, event in lines:
+            self.state = self.state.after(node, event)
+            states.append(self.state)
+        self._store.append(self._job, node, [(offset, text.decode()) for offset, text, _ in lines], self.state)
+        for state, (_, _, event) in zip(states, lines, strict=True):
+            self._watcher.changed(state, node, event)
+        return [event for _, _, event in lines]
+
+    def _take_silence(self, node: str) -> list[Event]:
+        """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
+        state = next(each.state for each in self.state.nodes if each.name == node)
+        if state in (State.PENDING, State.SUCCEEDED, State.FAILED, State.STOPPED, State.LOST):
+            return []
+        lost = NodeLost(time.time(), node, "dtrain's agent and guard on it are gone")
+        self.take_own(lost)
+        return [lost]
+
+    def _lines(self, node: str, where: wire.StreamBytes, data: bytes) -> list[tuple[int, bytes]]:
+        """Offset and text of each line that is complete by now, with its newline."""
+        before = self._partial.pop((node, where.stream), b"")
+        *whole, rest = (before + data).split(b"\n")
+        if rest:
+            self._partial[node, where.stream] = rest
+        offset, lines = where.offset - len(before), []
+        for line in whole:
+            lines.append((offset, line + b"\n"))
+            offset += len(line) + 1
+        return lines

@@ -1,0 +1,260 @@
+"""The state of a job is what its events add up to: `state = state.after(node, event)`. Nobody else writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from typing_extensions import assert_never
+
+from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, PreflightFailed
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan
+
+LAUNCHING_SIDE = ""  # node name under which the launching side's own events are kept
+
+
+class State(str, Enum):
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+    LOST = "LOST"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (State.SUCCEEDED, State.FAILED, State.STOPPED, State.LOST)
+
+
+# ---- events of the launching side; the nodes' own are in wire.py ----
+
+
+@dataclass(frozen=True)
+class StopAsked(wire.Message):
+    """Somebody wants the job to end."""
+
+    at: float
+    cause: str  # ctrl-c | stop
+
+
+@dataclass(frozen=True)
+class StartFailed(wire.Message):
+    """The job could not be started on all nodes, and was ended on those that had it."""
+
+    at: float
+    exit_code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeLost(wire.Message):
+    """There is evidence that a node's part of the job is gone without a last word."""
+
+    at: float
+    node: str
+    text: str
+
+
+Event = wire.Event | StopAsked | StartFailed | NodeLost
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    rank: int
+    local_rank: int
+    state: State = State.PENDING
+    pid: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker or a node that ended wrongly."""
+
+    at: float
+    node: str
+    rank: int | None  # None: the node's launcher or agent, not a worker
+    exit_code: int
+    signal: int | None
+    reason: str
+    traceback: str
+    detail: str
+    symptom: bool  # followed from something else
+
+    @property
+    def log(self) -> str:
+        """Name of the stream that tells more."""
+        return wire.LAUNCHER_LOG if self.rank is None else wire.rank_log(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    name: str
+    ranks: tuple[RankState, ...]
+    state: State = State.PENDING
+    last_event_at: float | None = None
+    survivors: tuple[wire.Survivor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    nodes: tuple[NodeState, ...]
+    failures: tuple[Failure, ...] = ()
+    stop_cause: str | None = None
+    start_failed: StartFailed | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @classmethod
+    def planned(cls, plan: LaunchPlan) -> JobState:
+        return cls(
+            tuple(NodeState(node.name, tuple(RankState(worker.rank, worker.local_rank) for worker in node.workers)) for node in plan.nodes)
+        )
+
+    @classmethod
+    def of(cls, plan: LaunchPlan, events: Iterable[tuple[str, Event]]) -> JobState:
+        state = cls.planned(plan)
+        for node, event in events:
+            state = state.after(node, event)
+        return state
+
+    # ---- what it comes to ----
+
+    @property
+    def state(self) -> State:
+        states = {node.state for node in self.nodes}
+        if self.start_failed is not None:
+            return State.FAILED
+        if all(state.is_final for state in states):
+            if State.LOST in states:
+                return State.LOST
+            if self.first_failure is not None:
+                return State.FAILED
+            return State.STOPPED if State.STOPPED in states or self.stop_cause else State.SUCCEEDED
+        if states == {State.PENDING}:
+            return State.PENDING
+        running = states <= {State.RUNNING, State.SUCCEEDED, State.FAILED, State.STOPPED}
+        return State.RUNNING if running else State.STARTING
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The root cause: the earliest failure that is not a symptom; a symptom only where nothing else explains it."""
+        causes = [failure for failure in self.failures if not failure.symptom]
+        if not causes and self.stop_cause is None:
+            causes = list(self.failures)
+        return min(causes, key=lambda failure: failure.at, default=None)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of `dtrain launch`; None while the job is not over."""
+        match self.state:
+            case State.SUCCEEDED:
+                return 0
+            case State.STOPPED:
+                return CTRL_C if self.stop_cause == "ctrl-c" else STOPPED
+            case State.LOST:
+                return NodeUnreachable.exit_code
+            case State.FAILED:
+                if self.start_failed is not None:
+                    return self.start_failed.exit_code
+                assert self.first_failure is not None
+                return self.first_failure.exit_code
+            case _:
+                return None
+
+    @property
+    def exit_source(self) -> str | None:
+        """Who ended with that code: worker or dtrain."""
+        if self.exit_code is None:
+            return None
+        failure = self.first_failure
+        by_worker = self.state is State.SUCCEEDED or (failure is not None and failure.rank is not None)
+        return "worker" if by_worker and self.start_failed is None else "dtrain"
+
+    # ---- one event further ----
+
+    def after(self, node: str, event: Event) -> JobState:
+        """The state once `event` has happened on `node`."""
+        match event:
+            case wire.AgentStarted():
+                return replace(self._with_node(node, event.at, state=State.STARTING), started_at=self.started_at or event.at)
+            case wire.LauncherStarted() | wire.NodeStopping():
+                return self._with_node(node, event.at)
+            case wire.WorkerStarted():
+                return self._with_rank(node, event.at, event.rank, state=State.RUNNING, pid=event.pid)
+            case wire.WorkerEnded():
+                ended = State.SUCCEEDED if event.exit_code == 0 else State.FAILED
+                after = self._with_rank(node, event.at, event.rank, state=ended, exit_code=event.exit_code)
+                return after if event.exit_code == 0 else after._with_failure(_worker_failure(node, event))
+            case wire.NodeEnded():
+                after = self._with_node(node, event.at, state=State[event.outcome.upper()], survivors=event.survivors)
+                if event.outcome == "failed" and event.reason != "worker-failed":
+                    after = after._with_failure(_node_failure(node, event))
+                return after._with_end(event.at)
+            case StopAsked():
+                return replace(self, stop_cause=self.stop_cause or event.cause)
+            case NodeLost():
+                failure = Failure(event.at, event.node, None, NodeUnreachable.exit_code, None, "node-lost", "", event.text, symptom=False)
+                return self._with_node(event.node, event.at, state=State.LOST)._with_failure(failure)._with_end(event.at)
+            case StartFailed():
+                return replace(self, start_failed=self.start_failed or event, ended_at=event.at)
+            case _:
+                assert_never(event)
+
+    def _with_end(self, at: float) -> JobState:
+        return replace(self, ended_at=at) if all(node.state.is_final for node in self.nodes) else self
+
+    def _with_failure(self, failure: Failure) -> JobState:
+        return replace(self, failures=(*self.failures, failure))
+
+    def _with_node(self, name: str, at: float, **changes: object) -> JobState:
+        nodes = tuple(
+            replace(node, last_event_at=at, **changes) if node.name == name else node  # type: ignore[arg-type]
+            for node in self.nodes
+        )
+        return replace(self, nodes=nodes)
+
+    def _with_rank(self, name: str, at: float, rank: int, **changes: object) -> JobState:
+        node = next(node for node in self.nodes if node.name == name)
+        ranks = tuple(replace(each, **changes) if each.rank == rank else each for each in node.ranks)  # type: ignore[arg-type]
+        started = all(each.state is not State.PENDING for each in ranks)
+        return self._with_node(name, at, ranks=ranks, state=State.RUNNING if started else node.state)
+
+
+def _worker_failure(node: str, event: wire.WorkerEnded) -> Failure:
+    return Failure(
+        event.at, node, event.rank, event.exit_code, event.signal, reason_of(event), event.traceback, detail="", symptom=event.symptom
+    )
+
+
+def _node_failure(node: str, event: wire.NodeEnded) -> Failure:
+    lost = event.reason in ("agent-killed", "guard-killed")
+    code = NodeUnreachable.exit_code if lost else PreflightFailed.exit_code
+    return Failure(event.at, node, None, code, None, event.reason, traceback="", detail=event.detail, symptom=False)
+
+
+_REASONS = (  # of an exception's last line; the first that matches
+    ("import-error", r"^(ModuleNotFoundError|ImportError)\b"),
+    ("cuda-out-of-memory", r"^torch\.(cuda\.)?OutOfMemoryError\b|CUDA out of memory"),
+    ("out-of-memory", r"^MemoryError\b|Cannot allocate memory"),
+    ("no-space", r"\[Errno 28\]|No space left on device"),
+    ("port-in-use", r"\[Errno 98\]|EADDRINUSE|Address already in use"),
+)
+_SIGNALS = {6: "aborted", 9: "killed", 11: "segfault"}
+
+
+def reason_of(event: wire.WorkerEnded) -> str:
+    """One word for why a worker ended, from the evidence that it left."""
+    last_line = event.traceback.rstrip().rpartition("\n")[2]
+    for reason, pattern in _REASONS:
+        if re.search(pattern, last_line):
+            return reason
+    if event.traceback:
+        return "exception"
+    if event.signal is not None:
+        return _SIGNALS.get(event.signal, "killed")
+    return "not-found" if event.exit_code == 127 else "exit-code"

@@ -1,0 +1,48 @@
+"""What a node runs: the launcher's command, and the worker's command that every rank fetches from its agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtrain.bench.config import AllreduceConfig
+from dtrain.plan import LaunchPlan, NodePlan
+from dtrain.spec import Command, JobSpec, Module, Script
+from dtrain.trainers.config import TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommand:
+    node: str
+    argv: tuple[str, ...]  # the launcher's
+    env: dict[str, str]  # on top of the node's own
+    worker_argv: tuple[str, ...]
+    worker_env: dict[str, str]  # on top of what the launcher sets; secrets are added in the agent's memory
+
+
+def worker_argv(spec: JobSpec, node: NodePlan) -> tuple[str, ...]:
+    match spec.run:
+        case Script(path, args):
+            return (node.python, path, *args)
+        case Module(name, args):
+            return (node.python, "-m", name, *args)
+        case Command(argv):
+            return argv
+        case TrainerConfig():
+            return (node.python, node.bundle, "trainer", spec.run.to_json())
+        case AllreduceConfig():
+            return (node.python, node.bundle, "allreduce", spec.run.to_json())
+
+
+def worker_env(spec: JobSpec, plan: LaunchPlan, node: NodePlan, job: str) -> dict[str, str]:
+    """Variables of every worker on a node. What the user set wins over what dtrain would choose."""
+    chosen = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": node.interface, "NCCL_SOCKET_IFNAME": f"={node.interface}"}
+    if node.cores_per_worker is not None:
+        chosen["OMP_NUM_THREADS"] = str(node.cores_per_worker)
+    fixed = {
+        "NODE_RANK": str(node.node_rank),
+        "DTRAIN_JOB_ID": job,
+        "DTRAIN_JOB_NAME": plan.name,
+        "DTRAIN_OUTPUT_DIR": node.output_dir,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.gpus)),
+    }
+    return {**{name: value for name, value in chosen.items() if value not in ("", "=")}, **spec.env, **fixed}

@@ -1,0 +1,155 @@
+"""Where dtrain's files lie on a node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass
+
+from dtrain.node import wire
+
+_UCRED = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True)
+class NodeDir:
+    """The one folder that holds all of dtrain on a node: 0700, node-local."""
+
+    root: str
+
+    @classmethod
+    def at(cls, configured: str) -> NodeDir:
+        """Resolve `dir:` of the cluster file ("auto": a folder of this user under /var/tmp) and make it.
+
+        Raises:
+            PermissionError: the folder belongs to somebody else or is a symlink.
+        """
+        root = f"/var/tmp/dtrain-{os.getuid()}" if configured == "auto" else configured
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        status = os.lstat(root)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(f"{root} is not a folder of user {os.getuid()}")
+        os.chmod(root, 0o700)
+        return cls(root)
+
+    @property
+    def blobs(self) -> str:
+        """Contents of synced files, each named by its digest."""
+        return os.path.join(self.root, "blobs")
+
+    def outputs(self, job_name: str, node: str) -> str:
+        """What jobs of that name keep on the node; never removed by dtrain."""
+        return os.path.join(self.root, "outputs", job_name, node)
+
+    def job(self, job: str, node: str) -> JobFolder:
+        return JobFolder(os.path.join(self.root, "jobs", job, node))
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """One job on one node. Its streams are files that only grow."""
+
+    path: str
+
+    @property
+    def tree(self) -> str:
+        """The job's own copy of the working directory."""
+        return os.path.join(self.path, "tree")
+
+    def stream(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def stream_names(self) -> list[str]:
+        """Names of the streams there are now; events come first."""
+        names = [name for name in (wire.EVENTS, wire.METRICS) if os.path.exists(self.stream(name))]
+        try:
+            logs = sorted(os.listdir(os.path.join(self.path, "logs")))
+        except FileNotFoundError:
+            logs = []
+        return names + [f"logs/{log}" for log in logs if re.fullmatch(r"[a-z0-9]+\.log", log)]
+
+    def make(self) -> None:
+        os.makedirs(os.path.join(self.path, "logs"), mode=0o700, exist_ok=True)
+
+    def lock(self, timeout_s: float = 0.0) -> int:
+        """Take the job on this node; the lock lives as long as a process that holds the descriptor.
+
+        Args:
+            timeout_s: how long to try; a session that only looks whether the lock is free holds it for an instant.
+
+        Raises:
+            BlockingIOError: the job is running already.
+        """
+        fd = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(fd)
+                    raise
+                time.sleep(0.01)
+
+    def is_alive(self) -> bool:
+        """Whether the agent or the guard of the job is there."""
+        if not os.path.exists(os.path.join(self.path, "lock")):
+            return False
+        try:
+            os.close(self.lock())
+        except BlockingIOError:
+            return True
+        return False
+
+    def append_event(self, event: wire.Message) -> None:
+        """Add a line; one write, so a reader sees whole lines or the start of one."""
+        fd = os.open(self.stream(wire.EVENTS), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(fd, wire.to_json(event).encode() + b"\n")
+        finally:
+            os.close(fd)
+
+    def listen(self) -> socket.socket:
+        """The socket on which the agent takes orders."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _ShortPath(self.path) as folder:
+            listener.bind(f"{folder}/sock")
+        listener.listen(256)
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A connection to the agent.
+
+        Raises:
+            OSError: no agent is there.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _ShortPath(self.path) as folder:
+            connection.connect(f"{folder}/sock")
+        return connection
+
+
+class _ShortPath:
+    """A name for a folder that fits the 108 bytes of a unix socket address, however deep the folder lies."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> str:
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        return f"/proc/self/fd/{self._fd}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """User on the other end of a unix socket, as the kernel says."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[1])

@@ -1,0 +1,77 @@
+"""The guard: parent of the agent, there for the one case in which the agent cannot clean up, its own violent death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from dtrain.node import agent, procs, wire
+from dtrain.node.folder import JobFolder
+
+KILL_TIMEOUT_S = 20.0
+
+
+def main(argv: list[str]) -> int:
+    """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
+
+    Args:
+        argv: the job folder, and the file descriptor of a reserved port or "-".
+    """
+    folder = JobFolder(argv[0])
+    reserved_port_fd = None if argv[1] == "-" else int(argv[1])
+    received = wire.read_frame(lambda size: os.read(0, size))
+    if received is None:
+        return 1  # the session ended before it said what to do
+    order = received[0]
+    assert isinstance(order, wire.Prepare)
+    lock_fd = folder.lock(timeout_s=2.0)  # agent and guard hold it together
+    listener = folder.listen()
+    procs.become_subreaper()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # a job ends by its orders; SIG_IGN would be inherited by the user's process
+
+    guard_alive, held_by_guard = os.pipe()
+    agent_pid = os.fork()
+    if agent_pid == 0:
+        os.close(held_by_guard)
+        os._exit(agent.main(folder, order, listener, guard_alive, reserved_port_fd))
+    os.close(guard_alive)
+    listener.close()
+    if reserved_port_fd is not None:
+        os.close(reserved_port_fd)
+    _leave_session()
+    status = _wait_for(agent_pid)
+    survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)
+    if status != 0:
+        _record_death(folder, status, survivors)
+    os.close(lock_fd)
+    return 0
+
+
+def _leave_session() -> None:
+    """Let go of the pipes to the session that started us; it may end at any time."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def _wait_for(agent_pid: int) -> int:
+    while True:
+        pid, status = os.wait()  # orphans come and go: the agent is a subreaper itself, so hardly ever
+        if pid == agent_pid:
+            return status
+
+
+def _record_death(folder: JobFolder, status: int, survivors: list[procs.Process]) -> None:
+    code = procs.exit_code(status)
+    folder.append_event(
+        wire.NodeEnded(
+            at=time.time(),
+            outcome="failed",
+            reason="agent-killed",
+            detail=f"dtrain's agent on this node ended with code {code}",
+            survivors=agent.as_survivors(survivors),
+        )
+    )

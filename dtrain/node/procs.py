@@ -1,0 +1,146 @@
+"""Processes of this node: who they are, and how to end them so that none is left."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """From now on orphans among the descendants of this process become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel KILL this process when its parent ends. Survives exec, not fork.
+
+    The signal follows the thread that forked, so parents fork in their main thread only.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"prctl({option})")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of /proc: a process as it was when it was looked at."""
+
+    pid: int
+    ppid: int
+    pgid: int
+    state: str  # R, S, D, Z, ...
+    start_ticks: int
+
+
+def look(pid: int) -> Optional[Process]:
+    """The process of that id, or None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:  # ended meanwhile
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
+    return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
+
+
+def descendants(root: int) -> list[Process]:
+    """All living processes below `root`; a zombie counts as dead, its children do not."""
+    children: dict[int, list[Process]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            process = look(int(name))
+            if process is not None:
+                children.setdefault(process.ppid, []).append(process)
+    found, waiting = [], [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += [process for process in below if process.state not in "ZX"]
+        waiting += [process.pid for process in below]
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def reap(on_exit: Callable[[int, int], None]) -> bool:
+    """Take the exit status of every child that ended.
+
+    Args:
+        on_exit: called with pid and wait status of each.
+
+    Returns:
+        Whether a child is left. False is proof that no descendant of a subreaper exists.
+    """
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        on_exit(pid, status)
+
+
+def terminate(processes: list[Process]) -> None:
+    """TERM every process group that these belong to, once each."""
+    for pgid in sorted({process.pgid for process in processes} - {0, os.getpgrp()}):
+        _signal(os.killpg, pgid, signal.SIGTERM)
+
+
+def kill_all(on_exit: Callable[[int, int], None], timeout_s: float) -> list[Process]:
+    """KILL every descendant of this subreaper until the kernel says that there is none.
+
+    A scan of /proc can miss a process that forks while it is read; only ECHILD ends the loop. Groups go first, since a
+    signal to a group is atomic against a fork inside it.
+
+    Returns:
+        What is left after timeout_s: processes that KILL does not reach (uninterruptible, or another user's).
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = descendants(os.getpid())
+        for pgid in {process.pgid for process in left} - {0, os.getpgrp()}:
+            _signal(os.killpg, pgid, signal.SIGKILL)
+        for process in left:
+            _signal(os.kill, process.pid, signal.SIGKILL)
+        if not reap(on_exit):
+            return []
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.002)
+
+
+def _signal(send: Callable[[int, int], None], target: int, number: int) -> None:
+    try:
+        send(target, number)
+    except OSError as error:  # ended meanwhile, or not ours to signal: kill_all reports what stays
+        if error.errno not in (errno.ESRCH, errno.EPERM):
+            raise
+
+
+def exit_code(status: int) -> int:
+    """A wait status as a shell says it: the code, or 128+n for signal n."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,204 @@
+"""A session: lives as long as a connection, carries out its orders on the node, and relays to the agent.
+
+It speaks frames on stdin and stdout. The job does not depend on it: when the connection breaks the session ends, and the
+agent, which is detached, goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import Optional
+
+from dtrain.node import probe, tree, wire
+from dtrain.node.folder import JobFolder, NodeDir
+from dtrain.node.follow import Follower
+
+_PREPARE_TIMEOUT_S = 30.0
+_BUSY_POLL_S = 0.02
+_IDLE_POLL_S = 0.2
+_IDLE_AFTER_S = 5.0
+_LOOK_S = 1.0  # between two looks at whether the agent is there
+_BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main(argv: list[str]) -> int:
+    """Serve orders until the other side hangs up.
+
+    Args:
+        argv: nothing; every order comes over stdin.
+    """
+    orders, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):  # what a child process prints must not get between the frames
+        os.dup2(null, fd)
+    os.close(null)
+    try:
+        _Session(orders, replies).serve()
+    except BrokenPipeError:
+        return 0  # the connection is gone
+    return 0
+
+
+class _Session:
+    def __init__(self, orders: int, replies: int) -> None:
+        self._orders = orders
+        self._replies = replies
+        self._folder: JobFolder
+        self._output_dir = ""
+        self._blobs: tree.Blobs
+        self._held_port: Optional[socket.socket] = None
+        self._agent: Optional[socket.socket] = None
+        self._follower: Optional[Follower] = None
+        self._active_s = 0.0
+        self._is_alive = True
+        self._look_at_s = 0.0
+
+    def serve(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._orders], [], [], self._wait_s())
+            if ready:
+                received = wire.read_frame(lambda size: os.read(self._orders, size))
+                if received is None:
+                    return
+                try:
+                    self._carry_out(*received)
+                except OSError as error:
+                    self._reply(_failed(error))
+                except ValueError as error:
+                    self._reply(wire.Failed("internal", str(error)))
+            elif self._follower is not None:
+                self._send_streams(self._follower)
+
+    def _wait_s(self) -> Optional[float]:
+        if self._follower is None:
+            return None
+        return _BUSY_POLL_S if time.monotonic() < self._active_s + _IDLE_AFTER_S else _IDLE_POLL_S
+
+    def _send_streams(self, follower: Follower) -> None:
+        now_s = time.monotonic()
+        alive = self._is_alive
+        if now_s >= self._look_at_s:
+            alive = self._folder.is_alive()
+            self._look_at_s = now_s + _LOOK_S
+        if follower.send_new():
+            self._active_s = now_s
+        elif self._is_alive and not alive:
+            self._is_alive = False  # said once; what it wrote before it ended was sent by now
+            self._reply(wire.CaughtUp(alive=False, known=True))
+
+    def _carry_out(self, order: wire.Message, payload: bytes) -> None:
+        if isinstance(order, wire.Open):
+            self._open(order)
+        elif isinstance(order, wire.Probe):
+            facts, self._held_port = probe.facts(order, bundle=_BUNDLE, job_folder=self._folder.path, output_dir=self._output_dir)
+            self._reply(facts)
+        elif isinstance(order, wire.OfferTree):
+            self._reply(wire.WantFiles(self._blobs.missing(order.entries)))
+        elif isinstance(order, wire.PutFile):
+            self._blobs.put(order.digest, payload, order.last)
+        elif isinstance(order, wire.FilesSent):
+            self._reply(wire.Done())
+        elif isinstance(order, wire.Prepare):
+            self._prepare(order)
+        elif isinstance(order, (wire.Commit, wire.Stop, wire.Ping)):
+            self._tell_agent(order)
+        elif isinstance(order, wire.Follow):
+            self._follow(order)
+        elif isinstance(order, wire.ListOutputs):
+            self._reply(wire.OutputFiles(tuple(tree.scan(self._output_dir)) if os.path.isdir(self._output_dir) else ()))
+        elif isinstance(order, wire.GetOutput):
+            self._send_file(os.path.join(self._output_dir, order.path))
+        else:
+            raise ValueError(f"a session takes no {type(order).__name__}")
+
+    def _open(self, order: wire.Open) -> None:
+        node_dir = NodeDir.at(order.dir)
+        self._folder = node_dir.job(order.job, order.node)
+        self._output_dir = node_dir.outputs(order.name, order.node)
+        self._blobs = tree.Blobs(node_dir.blobs)
+        self._reply(wire.Done())
+
+    def _prepare(self, order: wire.Prepare) -> None:
+        self._folder.make()
+        os.makedirs(self._output_dir, mode=0o700, exist_ok=True)
+        if order.workdir is None:
+            self._blobs.make_tree(order.entries, self._folder.tree)
+            tree.link_outputs(self._folder.tree, order.outputs, self._output_dir)
+        elif not os.path.isdir(order.workdir):
+            self._reply(wire.Failed("setup", f"the working directory {order.workdir} is not there", "sync: true sends it to the nodes"))
+            return
+        port = "-" if self._held_port is None else str(self._held_port.fileno())
+        with open(self._folder.stream("logs/agent.log"), "ab") as log:
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path, port],
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=() if self._held_port is None else (self._held_port.fileno(),),
+                start_new_session=True,  # out of the connection's session: its end does not reach the job
+            )
+        assert guard.stdin is not None and guard.stdout is not None
+        guard.stdin.write(wire.frame(order))
+        guard.stdin.close()
+        ready, _, _ = select.select([guard.stdout], [], [], _PREPARE_TIMEOUT_S)
+        if not ready or not guard.stdout.readline():
+            raise ValueError(f"the agent did not start; see {self._folder.stream('logs/agent.log')}")
+        if self._held_port is not None:
+            self._held_port.close()
+            self._held_port = None
+        guard.returncode = 0  # it outlives this process; nobody here waits for it
+        self._reply(wire.Prepared(guard.pid))
+
+    def _tell_agent(self, order: wire.Message) -> None:
+        try:
+            if self._agent is None:
+                self._agent = self._folder.connect()
+            self._agent.sendall(wire.frame(order))
+            if isinstance(order, wire.Commit):
+                received = wire.read_frame(self._agent.recv)
+                if received is None:
+                    raise ConnectionResetError
+                self._reply(received[0])
+        except (ConnectionError, FileNotFoundError):
+            self._agent = None  # the agent has ended; its events say how
+            if isinstance(order, wire.Commit):
+                self._reply(wire.Failed("no-job", "the job's agent is gone"))
+
+    def _follow(self, order: wire.Follow) -> None:
+        known = os.path.isdir(self._folder.path)
+        alive = known and self._folder.is_alive()  # before reading: what an ended job wrote is complete
+        follower = Follower(self._folder, order.offsets, self._send)
+        if not order.once:
+            self._active_s = time.monotonic()
+            self._follower = follower
+            return
+        while known and follower.send_new():
+            pass
+        self._reply(wire.CaughtUp(alive, known))
+
+    def _send_file(self, path: str) -> None:
+        for part in tree.read_parts(path):
+            self._send(wire.FileBytes(last=False), part)
+        self._reply(wire.FileBytes(last=True))
+
+    def _reply(self, message: wire.Message) -> None:
+        self._send(message, b"")
+
+    def _send(self, message: wire.Message, payload: bytes) -> None:
+        data = memoryview(wire.frame(message, payload))
+        while data:
+            data = data[os.write(self._replies, data) :]
+
+
+def _failed(error: OSError) -> wire.Failed:
+    if isinstance(error, BrokenPipeError):
+        raise error
+    kind = "no-space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "setup"
+    return wire.Failed(kind, f"{error.strerror}: {error.filename}" if error.filename else str(error))

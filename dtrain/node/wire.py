@@ -1,0 +1,377 @@
+"""The protocol between the launching side and the nodes, defined once: imported there, shipped here.
+
+A frame is two lengths (4 bytes each, big-endian), a message as JSON, and a payload of raw bytes. Everything that a
+job writes on a node is an append-only file in its job folder, called a stream; a session sends streams by name and
+byte offset, so following again from an offset has no gap and no repeat. Events are the lines of the stream `events`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import typing
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Callable, ClassVar, Optional, Union
+
+MAGIC = b"\0DTRAIN1\0\n"  # what a node says first; whatever its shell printed before that is noise
+EVENTS = "events.jsonl"
+METRICS = "metrics.jsonl"
+LAUNCHER_LOG = "logs/launcher.log"
+CHUNK_BYTES = 256 * 1024  # largest payload of one frame
+
+_LENGTHS = struct.Struct("!II")
+
+
+def rank_log(rank: int) -> str:
+    """Name of the stream that holds what a worker printed."""
+    return f"logs/rank{rank}.log"
+
+
+class Message:
+    """Base of everything that is sent; the JSON carries the class name under `type`."""
+
+    types: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Message.types[cls.__name__] = cls
+
+
+# ---- orders: launching side -> session --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open(Message):
+    """First order of every session: which job on which node it is about."""
+
+    dir: str  # "auto" or an absolute path
+    job: str
+    name: str  # job name: outputs persist under it
+    node: str
+
+
+@dataclass(frozen=True)
+class Probe(Message):
+    """Asks for NodeFacts."""
+
+    python: str  # a path or a name on PATH
+    reserve_port: bool  # find a free port for the rendezvous and keep it until the job has it
+    address: str  # the address that port is wanted on
+
+
+@dataclass(frozen=True)
+class TreeEntry(Message):
+    """A file, symlink or folder of the working directory, named relative to it."""
+
+    path: str
+    mode: int  # permission bits
+    size_bytes: int
+    digest: str  # blake2b of a file's content; "" for a symlink or folder
+    link: Optional[str] = None  # target of a symlink
+    folder: bool = False
+
+
+@dataclass(frozen=True)
+class OfferTree(Message):
+    """The whole working directory by content; answered with WantFiles."""
+
+    entries: tuple[TreeEntry, ...]
+
+
+@dataclass(frozen=True)
+class PutFile(Message):
+    """A part of a file's content as payload; parts come in order, `last` marks the end. Not answered; FilesSent is."""
+
+    digest: str
+    last: bool
+
+
+@dataclass(frozen=True)
+class FilesSent(Message):
+    """All that was wanted has been put: Done."""
+
+
+@dataclass(frozen=True)
+class Prepare(Message):
+    """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Commit."""
+
+    launcher_argv: tuple[str, ...]
+    launcher_env: dict[str, str]
+    worker_argv: tuple[str, ...]
+    worker_env: dict[str, str]
+    secrets: dict[str, str]  # kept in memory alone
+    num_workers: int
+    entries: tuple[TreeEntry, ...]  # the tree that was offered
+    workdir: Optional[str]  # an absolute path that is there already, instead of the tree
+    outputs: str  # folder in the tree that persists per job name
+    grace_s: float  # from TERM to KILL
+    lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
+
+
+@dataclass(frozen=True)
+class Commit(Message):
+    """Start what was prepared."""
+
+
+@dataclass(frozen=True)
+class Ping(Message):
+    """The launcher is there: renews the lease."""
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """End the node's part of the job: TERM, grace_s, KILL."""
+
+    cause: str  # ctrl-c | stop | failure
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Follow(Message):
+    """Send the job's streams from these offsets on; a stream that is not named starts at 0."""
+
+    offsets: dict[str, int]
+    once: bool  # stop at the present end and say CaughtUp
+
+
+@dataclass(frozen=True)
+class ListOutputs(Message):
+    """Asks for the files that the job name keeps on the node: OutputFiles."""
+
+
+@dataclass(frozen=True)
+class GetOutput(Message):
+    """Asks for the content of one of them: FileBytes with the payload, in parts."""
+
+    path: str
+
+
+# ---- replies: session -> launching side -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gpu(Message):
+    index: int
+    name: str
+    memory_bytes: int
+    memory_used_bytes: int
+
+
+@dataclass(frozen=True)
+class NodeFacts(Message):
+    """What a node says of itself."""
+
+    host_name: str
+    cores: int  # that this user may run on
+    gpus: tuple[Gpu, ...]
+    python: str  # absolute path of the workers' interpreter, "" when it was not found
+    python_version: str
+    torch_version: str  # "" when torch is not installed there
+    address: str  # where the other nodes reach this one
+    interface: str  # network interface that holds the address
+    port: Optional[int]  # reserved for the rendezvous
+    bundle: str  # folder of dtrain's own code there
+    job_folder: str
+    output_dir: str  # what persists per job name
+
+
+@dataclass(frozen=True)
+class WantFiles(Message):
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prepared(Message):
+    agent_pid: int
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """The order was carried out and there is nothing to tell."""
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """The order was not carried out."""
+
+    kind: str  # no-space | setup | no-job | internal
+    text: str
+    hint: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class StreamBytes(Message):
+    """Bytes of a stream, as payload."""
+
+    stream: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class CaughtUp(Message):
+    """Everything that the streams held was sent."""
+
+    alive: bool  # the job's agent or guard is there
+    known: bool  # the node has a folder of this job
+
+
+@dataclass(frozen=True)
+class OutputFiles(Message):
+    entries: tuple[TreeEntry, ...]
+
+
+@dataclass(frozen=True)
+class FileBytes(Message):
+    last: bool
+
+
+# ---- worker.py <-> agent, over the unix socket in the job folder --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerHello(Message):
+    """A worker.py is there and asks for its WorkerOrder."""
+
+    rank: int
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class WorkerOrder(Message):
+    argv: tuple[str, ...]
+    env: dict[str, str]  # on top of what the launcher set
+    cwd: str
+    oom_score: int  # oom_score_adj: the kernel shall take a worker before the agent
+
+
+# ---- events: the lines of events.jsonl --------------------------------------------------------------------------
+# `at` is the node's own clock, seconds since the epoch.
+
+
+@dataclass(frozen=True)
+class AgentStarted(Message):
+    at: float
+    pid: int
+    start_ticks: int  # field 22 of /proc/PID/stat: with pid and boot_id it names one process for ever
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class LauncherStarted(Message):
+    at: float
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerStarted(Message):
+    at: float
+    rank: int
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerEnded(Message):
+    at: float
+    rank: int
+    local_rank: int
+    exit_code: int  # 128+n for signal n
+    signal: Optional[int]
+    traceback: str  # last one in the worker's own output; "" without one
+    symptom: bool  # ended because of another worker's end or our own stop; never a root cause
+
+
+@dataclass(frozen=True)
+class NodeStopping(Message):
+    at: float
+    cause: str  # worker-failed | launcher-failed | ctrl-c | stop | failure | lease-over | guard-killed
+
+
+@dataclass(frozen=True)
+class Survivor(Message):
+    """A process that KILL did not end."""
+
+    pid: int
+    state: str  # as in /proc/PID/stat
+    command: str
+
+
+@dataclass(frozen=True)
+class NodeEnded(Message):
+    """Last event of a node: none of the job's processes is left there but the survivors."""
+
+    at: float
+    outcome: str  # succeeded | failed | stopped
+    reason: str  # "" | worker-failed | launcher-failed | agent-killed | guard-killed | never-committed | lease-over
+    detail: str  # the launcher's last lines where it failed by itself
+    survivors: tuple[Survivor, ...]
+
+
+Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, NodeStopping, NodeEnded]
+
+
+# ---- encoding -----------------------------------------------------------------------------------------------------
+
+
+def to_json(message: Message) -> str:
+    assert is_dataclass(message)
+    return json.dumps({"type": type(message).__name__, **asdict(message)})  # type: ignore[arg-type]
+
+
+def from_json(text: Union[str, bytes]) -> Message:
+    """Rebuild a message.
+
+    Raises:
+        ValueError: the text is not a message of this protocol.
+    """
+    try:
+        values = json.loads(text)
+        return _build(Message.types[values.pop("type")], values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a dtrain message: {text[:200]!r}") from error
+
+
+def _build(cls: type, values: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    return cls(**{field.name: _value(hints[field.name], values[field.name]) for field in fields(cls) if field.name in values})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        return tuple(_value(item, part) for part in value)
+    if is_dataclass(hint):
+        return _build(hint, value)  # type: ignore[arg-type]
+    return value
+
+
+def frame(message: Message, payload: bytes = b"") -> bytes:
+    head = to_json(message).encode()
+    return _LENGTHS.pack(len(head), len(payload)) + head + payload
+
+
+def read_frame(read: Callable[[int], bytes]) -> Optional[tuple[Message, bytes]]:
+    """Next message and payload, or None where the other side ended.
+
+    Args:
+        read: returns up to n bytes, b"" at the end.
+    """
+    lengths = _read_exactly(read, _LENGTHS.size)
+    if lengths is None:
+        return None
+    head_size, payload_size = _LENGTHS.unpack(lengths)
+    head = _read_exactly(read, head_size)
+    payload = _read_exactly(read, payload_size)
+    if head is None or payload is None:
+        return None
+    return from_json(head), payload
+
+
+def _read_exactly(read: Callable[[int], bytes], size: int) -> Optional[bytes]:
+    parts = []
+    while size > 0:
+        part = read(size)
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

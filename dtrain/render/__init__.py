@@ -1,0 +1,1 @@
+"""Views for people: rich on a terminal, plain lines elsewhere. Nothing here decides anything."""

@@ -1,0 +1,52 @@
+"""Consoles: what a person reads goes to stderr, a result to stdout."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from rich.console import Console
+
+_PLAIN_WIDTH = 80
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:<=>?]*[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+
+
+def person() -> Console:
+    return _console(stderr=True)
+
+
+def result() -> Console:
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PLAIN_WIDTH
+    return console
+
+
+def harmless(line: str) -> str:
+    """A line of a log without what would move the cursor, ring, set titles or the clipboard; colours stay."""
+    if line.isprintable():
+        return line
+    return _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[0] if match[1] == "m" else "", line))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that gives a short number: 1 KiB, 4 MiB."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} GiB"

@@ -1,0 +1,55 @@
+"""How a job ended, and why."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from dtrain.jobstate import Failure, JobState, State
+from dtrain.render.console import duration
+
+_REASONS = {
+    "launcher-failed": "its launcher ended before the workers did",
+    "agent-killed": "dtrain's agent on it was killed",
+    "guard-killed": "dtrain's guard on it was killed",
+    "node-lost": "dtrain's agent and guard on it are gone",
+    "never-committed": "it was prepared and never told to start",
+    "lease-over": "its launcher was silent for longer than the lease",
+}
+
+
+def print_end(console: Console, name: str, job: str, state: JobState, evaluation: Mapping[str, float], log_folder: Path) -> None:
+    """The result, or the one root cause with its traceback and where to read on."""
+    for key, value in evaluation.items():
+        console.print(Text(f"{key} {value:.1%}" if "accuracy" in key else f"{key} {value:.4g}", "bold"))
+    failure = state.first_failure
+    if state.state in (State.FAILED, State.LOST) and failure is not None and state.start_failed is None:
+        _print_failure(console, failure, log_folder)
+    took = ""
+    if state.started_at is not None and state.ended_at is not None:
+        took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"
+    style = "bold green" if state.state is State.SUCCEEDED else "bold red"
+    console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style), took), soft_wrap=True)
+    for node in state.nodes:
+        for survivor in node.survivors:
+            console.print(Text(f"{node.name}: process {survivor.pid} ({survivor.state}) is still there: {survivor.command}", "red"), soft_wrap=True)
+
+
+def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None:
+    console.print(Text(describe(failure), "bold red"), soft_wrap=True)
+    told = failure.traceback or failure.detail
+    if told:
+        console.print(Text("\n".join("  " + line for line in told.rstrip().splitlines())), soft_wrap=True)
+    console.print(Text(f"log: {log_folder / failure.node / failure.log}", "dim"), soft_wrap=True)
+
+
+def describe(failure: Failure) -> str:
+    """One sentence: who ended, how, and why."""
+    if failure.rank is None:
+        return f"{failure.node} failed: {_REASONS.get(failure.reason, failure.reason)}"
+    ended = f"exit code {failure.exit_code}" if failure.signal is None else f"{signal.Signals(failure.signal).name} (exit code {failure.exit_code})"
+    return f"rank {failure.rank} on {failure.node} failed with {ended}: {failure.reason}"

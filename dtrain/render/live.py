@@ -1,0 +1,129 @@
+"""A job while it runs: the ranks' lines as they come, and one line below them that says how it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from dtrain.jobstate import Event, JobState, State
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan
+from dtrain.render.console import duration, size
+from dtrain.render.lines import RankLines
+from dtrain.render.plan import print_plan
+
+_PLAIN_PROGRESS_S = 5.0  # between two progress lines where there is no terminal to redraw one on
+_SHOW_SENDING_S = 1.0
+
+
+class LiveView:
+    """Progress of a start, then a Watcher of the job. Used as a context manager: the status line goes at its end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = ""
+        self._live = Live(Text(""), console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._lines = RankLines(self._raw, colour=console.is_terminal and not console.no_color)
+        self._said_at_s = 0.0
+        self._began_s = time.monotonic()
+        self._sent: dict[str, tuple[int, int]] = {}
+        self.evaluation: Mapping[str, float] = {}
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.end()
+        if self._live is not None:
+            self._live.stop()
+
+    # ---- the start ----
+
+    def step(self, text: str) -> None:
+        self._show(text)
+
+    def planned(self, job: str, plan: LaunchPlan) -> None:
+        print_plan(self._console, plan, job)
+        self._show("preparing")
+
+    def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
+        self._sent[node] = sent_bytes, total_bytes
+        if time.monotonic() - self._began_s > _SHOW_SENDING_S:
+            sent, total = (sum(parts) for parts in zip(*self._sent.values(), strict=True))
+            self._progress(f"sending the working directory: {size(sent)} of {size(total)}", last=False)
+
+    # ---- the job ----
+
+    def changed(self, state: JobState, node: str, event: Event) -> None:
+        match event:
+            case wire.NodeStopping(cause=cause):
+                self._say(f"{node}: stopping its workers ({cause})")
+            case wire.LauncherStarted():
+                self._show(f"{state.state.value.lower()}")
+            case wire.WorkerStarted() if state.state is State.RUNNING:
+                self._show("running")
+            case _:
+                pass
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        self._lines.take(stream, data)
+
+    def measured(self, metric: Mapping[str, Any]) -> None:
+        evaluation = metric.get("evaluation")
+        if isinstance(evaluation, Mapping):
+            self.evaluation = evaluation
+        line = progress_line(metric)
+        if line:
+            self._progress(line, last=metric.get("iteration") is not None and metric.get("iteration") == metric.get("iterations"))
+
+    def disconnected(self, node: str, error: str) -> None:
+        self._say(f"{node}: {error}; the job goes on there, connecting again")
+
+    def reconnected(self, node: str) -> None:
+        self._say(f"{node}: connected again")
+
+    # ---- writing ----
+
+    def _raw(self, text: str) -> None:
+        """Log lines by-pass rich where there is no status line to keep clear of: it is a thousand times faster."""
+        if self._live is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        else:
+            self._console.out(text, end="", highlight=False)
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(text, "yellow"), soft_wrap=True)
+
+    def _show(self, text: str) -> None:
+        self._status = text
+        if self._live is not None:
+            self._live.update(Text(f"{text}  {duration(time.monotonic() - self._began_s)}", "dim"))
+
+    def _progress(self, text: str, *, last: bool) -> None:
+        now_s = time.monotonic()
+        if self._live is None and (last or now_s - self._said_at_s >= _PLAIN_PROGRESS_S):
+            self._console.print(Text(text), soft_wrap=True)
+            self._said_at_s = now_s
+        self._show(text)
+
+
+def progress_line(metric: Mapping[str, Any]) -> str:
+    """`iteration 120/480  epoch 2/5  loss 0.312  3,120 samples/s`, as far as the metric says."""
+    parts = []
+    for name, total in (("iteration", "iterations"), ("epoch", "epochs")):
+        if name in metric:
+            parts.append(f"{name} {metric[name]}/{metric[total]}" if metric.get(total) is not None else f"{name} {metric[name]}")
+    if isinstance(metric.get("loss"), (int, float)):
+        parts.append(f"loss {metric['loss']:.4g}")
+    if isinstance(metric.get("samples_per_s"), (int, float)):
+        parts.append(f"{metric['samples_per_s']:,.0f} samples/s")
+    return "  ".join(parts)

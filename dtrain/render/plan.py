@@ -1,0 +1,88 @@
+"""The plan, as a person reads it before anything runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dtrain.launchers import NodeCommand
+from dtrain.plan import LaunchPlan, NodePlan
+
+_MOST_ROWS = 20
+
+
+def print_plan(console: Console, plan: LaunchPlan, job: str | None) -> None:
+    """Nodes, ranks, cluster size, batch arithmetic."""
+    title = Text.assemble(("plan ", "dim"), (plan.name, "bold"), f"  {plan.run}", (f"  {plan.launcher}", "dim"))
+    if job is not None:
+        title.append(f"  job {job}", "dim")
+    console.print(title, soft_wrap=True)
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("node", "address", "ranks", "workers"):
+        table.add_column(name, overflow="fold")
+    for node in plan.nodes[:_MOST_ROWS]:
+        table.add_row(node.name, node.address, ranges(worker.rank for worker in node.workers) or "<ranks>", _workers(node))
+    console.print(table)
+    if len(plan.nodes) > _MOST_ROWS:
+        console.print(f"  and {len(plan.nodes) - _MOST_ROWS} more nodes")
+    for line in _lines(plan):
+        console.print(Text("  " + line), soft_wrap=True)
+
+
+def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: Sequence[str]) -> None:
+    """What each node runs, in a form that a shell would take."""
+    for command in commands:
+        console.print(Text.assemble("\n", (command.node, "bold")))
+        console.out(shlex.join(command.argv))
+        console.print(Text("each worker:", "dim"))
+        for name, value in sorted(command.worker_env.items()):
+            console.out(f"  {name}={shlex.quote(value)}")
+        for name in secrets:
+            console.out(f"  {name}=<secret>")
+        console.out(f"  {shlex.join(command.worker_argv)}")
+
+
+def _workers(node: NodePlan) -> str:
+    if node.gpus:
+        return f"GPU {ranges(node.gpus)}"
+    count = len(node.workers)
+    if not count:
+        return "<GPUs>"
+    if node.device == "cpu":
+        return f"{count} CPU worker{'s' if count > 1 else ''}"
+    return f"{count} {'worker' if count == 1 else 'workers'} on {node.device}"
+
+
+def _lines(plan: LaunchPlan) -> Iterator[str]:
+    instances = len(plan.nodes)
+    counts = {len(node.workers) for node in plan.nodes}
+    if plan.cluster_size is None:
+        yield f"cluster size <cluster size> = {instances} instances x <GPUs>"
+    elif len(counts) == 1:
+        yield f"cluster size {plan.cluster_size} = {instances} instances x {counts.pop()} GPUs per instance"
+    else:
+        yield f"cluster size {plan.cluster_size} = {' + '.join(str(len(node.workers)) for node in plan.nodes[:_MOST_ROWS])} GPUs"
+    if plan.batch is not None:
+        batch = plan.batch
+        yield f"global batch {batch.global_batch_size} = {batch.replicas} replicas x per-replica batch {batch.per_replica_batch_size}"
+        if batch.iterations_per_epoch is not None:
+            total = "" if plan.total_iterations is None else f", {plan.total_iterations} iterations in all"
+            yield f"{batch.iterations_per_epoch} iterations per epoch{total}"
+    port = "<port>" if plan.master_port is None else plan.master_port
+    lease = "none" if plan.lease_s is None else f"{plan.lease_s:g} s"
+    yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   lease {lease}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as ranges: 0-3,8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -1,0 +1,111 @@
+"""Jobs as a table, and as the JSON that scripts read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dtrain.jobstate import Failure, JobState, NodeState
+from dtrain.plan import LaunchPlan
+from dtrain.render.console import duration
+from dtrain.render.live import progress_line
+from dtrain.render.plan import ranges
+from dtrain.store import JobRecord
+
+_METRICS = ("iteration", "iterations", "epoch", "loss", "samples_per_s", "evaluation")
+_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "LOST": "red", "RUNNING": "cyan"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job with all that is known of it."""
+
+    record: JobRecord
+    plan: LaunchPlan
+    state: JobState
+    metrics: Mapping[str, Any]  # the newest value of each
+
+    @classmethod
+    def of(cls, record: JobRecord, state: JobState, metrics: Sequence[Mapping[str, Any]]) -> JobView:
+        newest: dict[str, Any] = {}
+        for metric in metrics:
+            newest.update(metric)
+        return cls(record, record.plan, state, newest)
+
+
+def print_jobs(console: Console, views: Sequence[JobView]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("job", "name", "state", "size", "took", "exit"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("size", "exit") else "left")
+    for view in views:
+        state = view.state.state.value
+        exit_code = "" if view.state.exit_code is None else str(view.state.exit_code)
+        table.add_row(
+            view.record.job, view.record.name, Text(state, _STYLES.get(state, "")), str(view.plan.cluster_size), _took(view.state), exit_code
+        )
+    console.print(table)
+
+
+def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> None:
+    """One job: its nodes, its ranks, its numbers."""
+    print_jobs(console, [view])
+    console.print(Text(f"{view.plan.run}, launched by {view.record.launched_by}", "dim"), soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("node", "state", "ranks", "ended ranks"):
+        table.add_column(name, overflow="fold")
+    for node in view.state.nodes:
+        ended = "  ".join(f"{rank.rank}: {rank.exit_code}" for rank in node.ranks if rank.exit_code is not None)
+        table.add_row(node.name, Text(node.state.value, _STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
+    console.print(table)
+    line = progress_line(view.metrics)
+    if line:
+        console.print(Text(line), soft_wrap=True)
+    for node_name, problem in problems.items():
+        console.print(Text(f"{node_name} was not asked: {problem}", "yellow"), soft_wrap=True)
+
+
+def as_json(view: JobView) -> dict[str, Any]:
+    """One entry of `jobs` in `status --json`."""
+    state = view.state
+    return {
+        "job": view.record.job,
+        "name": view.record.name,
+        "state": state.state.value,
+        "cluster_size": view.plan.cluster_size,
+        "launcher": view.plan.launcher,
+        "launched_by": view.record.launched_by,
+        "started_at": state.started_at,
+        "ended_at": state.ended_at,
+        "exit_code": state.exit_code,
+        "exit_source": state.exit_source,
+        "git_commit": view.record.git_commit,
+        "workdir_hash": view.record.workdir_hash,
+        "overrides": [],
+        "nodes": [_node(node) for node in state.nodes],
+        "metrics": {name: view.metrics.get(name) for name in _METRICS},
+        "first_failure": _failure(state.first_failure),
+    }
+
+
+def _node(node: NodeState) -> dict[str, Any]:
+    ranks = [{**asdict(rank), "state": rank.state.value} for rank in node.ranks]
+    return {"node": node.name, "state": node.state.value, "last_seen_at": node.last_event_at, "ranks": ranks}
+
+
+def _failure(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    told = ("at", "node", "rank", "exit_code", "signal", "reason", "traceback", "log")
+    return {name: getattr(failure, name) for name in told}
+
+
+def _took(state: JobState) -> str:
+    if state.started_at is None:
+        return ""
+    return duration(max(0.0, (state.ended_at or time.time()) - state.started_at))

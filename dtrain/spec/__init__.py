@@ -1,0 +1,20 @@
+"""job.yaml and cluster.yaml as frozen, validated objects; every mistake has a position in its file."""
+
+from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions, this_machine
+from dtrain.spec.job import Command, JobSpec, Module, Run, Script
+from dtrain.spec.load import is_cluster_file, load_cluster, load_job
+
+__all__ = [
+    "ClusterSpec",
+    "Command",
+    "Instance",
+    "JobSpec",
+    "Module",
+    "Run",
+    "Script",
+    "SshOptions",
+    "is_cluster_file",
+    "load_cluster",
+    "load_job",
+    "this_machine",
+]

@@ -1,0 +1,287 @@
+"""The cluster: the keys of cluster.yaml, and what becomes of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from dtrain.spec.hosts import MAX_HOSTS, expand
+from dtrain.spec.mistake import Mistake, Place, named, typed
+
+HostKeys: TypeAlias = Literal["strict", "accept-new"]
+Device: TypeAlias = Literal["auto", "cuda", "cpu"]
+
+STRICT: dict[str, Any] = {"extra": "forbid"}  # pydantic's configuration of the classes that a file is read into
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # one component of a path, on every file system
+
+_PORTS = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
+_INTERFACE = re.compile(r"[^\s/]{1,15}")  # what Linux takes as an interface's name
+
+
+@dataclass(frozen=True, slots=True)
+class SshOptions:
+    """How a node is reached; what is None is left to ~/.ssh/config."""
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None  # absolute, on this machine
+    proxy_jump: str | None = None
+    host_keys: HostKeys = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A machine of the cluster."""
+
+    name: str  # unique, and safe as a folder's name
+    host: str | None  # None: played by this machine
+    gpus: int | tuple[int, ...] | Literal["auto"] = "auto"  # how many, or which
+    address: str | None = None  # IP literal under which the other nodes reach it
+    python: str | None = None  # absolute path, or a name on the node's PATH
+    ssh: SshOptions = field(default_factory=SshOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    path: Path | None  # absolute; None where it stands in the job file, or no file says it
+    instances: tuple[Instance, ...]
+    device: Device = "auto"
+    dir: str = "auto"  # or an absolute path on the nodes
+    network: str = "auto"  # or a CIDR, or an interface's name
+    ports: str = "auto"  # or "29500-29599", both ends included
+    ssh: SshOptions = field(default_factory=SshOptions)
+
+
+@dataclass(frozen=True)
+class SshFile:
+    """The keys under `ssh`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+    host_keys: HostKeys | None = None
+
+
+@dataclass(frozen=True)
+class InstanceFile:
+    """The keys of an instance that is more than its host."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    host: str
+    gpus: int | list[int] | Literal["auto"] | None = None
+    address: str | None = None
+    python: str | None = None
+    ssh: SshFile | None = None
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """The keys of cluster.yaml."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    instances: int | list[str | InstanceFile]
+    gpus_per_instance: int | list[int] | Literal["auto"] = "auto"
+    device: Device = "auto"
+    python: str | None = None
+    dir: str = "auto"
+    network: str = "auto"
+    ports: str = "auto"
+    ssh: SshFile | None = None
+
+
+def this_machine() -> ClusterSpec:
+    """What a job without a cluster runs on."""
+    return ClusterSpec(path=None, instances=(Instance("node0", host=None),))
+
+
+def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Path) -> tuple[ClusterSpec, list[Mistake]]:
+    """The cluster, and what is wrong with it. `at` is where the file's keys stand, `folder` what relative paths start from."""
+    mistakes = [
+        *_gpus_mistakes(file.gpus_per_instance, (*at, "gpus_per_instance")),
+        *_python_mistakes(file.python, (*at, "python")),
+        *_dir_mistakes(file.dir, (*at, "dir")),
+        *_network_mistakes(file.network, (*at, "network")),
+        *_ports_mistakes(file.ports, (*at, "ports")),
+        *_ssh_mistakes(file.ssh, (*at, "ssh")),
+    ]
+    ssh = _merged(SshOptions(), file.ssh, folder)
+    instances, wrong_instances = _instances(file, (*at, "instances"), ssh, folder)
+    return ClusterSpec(path, instances, file.device, file.dir, file.network, file.ports, ssh), mistakes + wrong_instances
+
+
+def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> tuple[tuple[Instance, ...], list[Mistake]]:
+    default_gpus = _gpus(file.gpus_per_instance)
+    if isinstance(file.instances, int):
+        number = file.instances
+        if not 1 <= number <= MAX_HOSTS:
+            return (), [
+                Mistake(at, f"{named(at)} must be from 1 to {MAX_HOSTS}, not {number}", "a number of instances is played by this machine")
+            ]
+        return tuple(Instance(f"node{i}", None, default_gpus, None, file.python, ssh) for i in range(number)), []
+    if not file.instances:
+        return (), [Mistake(at, f"{named(at)} is empty", "list the hosts, or write a number to play that many on this machine")]
+    instances: list[Instance] = []
+    mistakes: list[Mistake] = []
+    seen: set[str] = set()
+    for index, item in enumerate(file.instances):
+        here = (*at, index)
+        one = InstanceFile(item) if isinstance(item, str) else item
+        mistakes += _instance_mistakes(one, here)
+        hosts, wrong_hosts = _hosts(one.host, here if isinstance(item, str) else (*here, "host"), seen)
+        mistakes += wrong_hosts
+        if one.address is not None and len(hosts) > 1:
+            mistakes.append(Mistake((*here, "address"), f"one address for {len(hosts)} hosts", "give each host an item of its own"))
+        gpus = default_gpus if one.gpus is None else _gpus(one.gpus)
+        own_ssh = _merged(ssh, one.ssh, folder)
+        instances += [Instance(host, host, gpus, one.address, one.python or file.python, own_ssh) for host in hosts]
+    if len(instances) > MAX_HOSTS:
+        mistakes.append(Mistake(at, f"{named(at)} stands for {len(instances)} hosts; at most {MAX_HOSTS} can be used", "check the ranges"))
+    return tuple(instances), mistakes
+
+
+def _hosts(text: str, at: Place, seen: set[str]) -> tuple[tuple[str, ...], list[Mistake]]:
+    try:
+        hosts = expand(text)
+    except ValueError as error:
+        message, hint = error.args
+        return (), [Mistake(at, f"the host {typed(text)} {message}", hint)]
+    wrong = [host for host in hosts if not SAFE_NAME.fullmatch(host)]
+    if wrong:
+        return hosts, [Mistake(at, f"{typed(wrong[0])} is no host name", _host_hint(wrong[0]))]
+    twice = [host for position, host in enumerate(hosts) if host in seen or host in hosts[:position]]
+    seen.update(hosts)
+    return hosts, [
+        Mistake(at, f"the host '{host}' stands here a second time", "every host is one instance: remove one") for host in twice[:1]
+    ]
+
+
+def _host_hint(text: str) -> str:
+    if match := re.fullmatch(r"([^@\s]+)@([^@:\s]+)", text):
+        return f"write {{host: {match[2]}, ssh: {{user: {match[1]}}}}}"
+    if match := re.fullmatch(r"([^@:\s]+):([0-9]+)", text):
+        return f"write {{host: {match[1]}, ssh: {{port: {match[2]}}}}}"
+    if ":" in text:
+        return "give an IPv6 address a Host name in ~/.ssh/config and use that"
+    return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
+
+
+def _instance_mistakes(one: InstanceFile, at: Place) -> list[Mistake]:
+    mistakes = [
+        *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
+        *_python_mistakes(one.python, (*at, "python")),
+        *_ssh_mistakes(one.ssh, (*at, "ssh")),
+    ]
+    if one.address is not None and not _is_address(one.address):
+        hint = "a name may mean something else on another node: write the number"
+        mistakes.append(Mistake((*at, "address"), f"address {typed(one.address)} is no IP address", hint))
+    return mistakes
+
+
+def _gpus_mistakes(gpus: int | Sequence[int] | str, at: Place) -> list[Mistake]:
+    name = named(at)
+    if isinstance(gpus, str):
+        return []
+    if isinstance(gpus, int):
+        hint = "leave it out to use all of them; device: cpu uses none"
+        return [] if gpus >= 1 else [Mistake(at, f"{name} must be at least 1, not {gpus}", hint)]
+    if not gpus:
+        return [Mistake(at, f"{name} is an empty list", "list the indices of the GPUs, or write auto")]
+    for index, gpu in enumerate(gpus):
+        if gpu < 0:
+            return [Mistake((*at, index), f"there is no GPU {gpu}", "GPUs are counted from 0")]
+        if gpu in gpus[:index]:
+            return [Mistake((*at, index), f"GPU {gpu} stands here a second time", "every worker has a GPU of its own: remove one")]
+    return []
+
+
+def _python_mistakes(python: str | None, at: Place) -> list[Mistake]:
+    if python is None or os.path.isabs(python) or re.fullmatch(r"~/.+|[^\s/~-][^\s/]*", python):
+        return []
+    return [
+        Mistake(
+            at,
+            f"{named(at)} {typed(python)} is neither an absolute path on the nodes nor a name on their PATH",
+            "such as /opt/conda/bin/python",
+        )
+    ]
+
+
+def _dir_mistakes(text: str, at: Place) -> list[Mistake]:
+    if text == "auto" or (os.path.isabs(text) and ".." not in Path(text).parts and Path(text) != Path("/")):
+        return []
+    return [Mistake(at, f"{named(at)} {typed(text)} is no absolute path on the nodes", "such as /var/tmp/me, local to each node; or auto")]
+
+
+def _network_mistakes(text: str, at: Place) -> list[Mistake]:
+    if "/" in text:
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            return [Mistake(at, f"{named(at)} {typed(text)} is no network", "such as 192.168.7.0/24")]
+        return []
+    if _is_address(text):
+        return [
+            Mistake(
+                at,
+                f"{named(at)} {typed(text)} is one address, not a network",
+                "write the network, such as 192.168.7.0/24, or an instance's `address`",
+            )
+        ]
+    if not _INTERFACE.fullmatch(text):
+        return [Mistake(at, f"{named(at)} {typed(text)} is neither a network nor an interface", "such as 192.168.7.0/24, or eth0, or auto")]
+    return []
+
+
+def _ports_mistakes(text: str, at: Place) -> list[Mistake]:
+    found = _PORTS.fullmatch(text)
+    if text == "auto" or (found and int(found[1]) <= int(found[2]) <= 65535):
+        return []
+    return [Mistake(at, f"{named(at)} {typed(text)} is no range of ports", "such as 29500-29599, lowest first, at most 65535; or auto")]
+
+
+def _ssh_mistakes(ssh: SshFile | None, at: Place) -> list[Mistake]:
+    if ssh is None:
+        return []
+    mistakes = [
+        Mistake((*at, key), f"{named((*at, key))} is empty", "give it a value, or remove the key")
+        for key, text in (("user", ssh.user), ("identity_file", ssh.identity_file), ("proxy_jump", ssh.proxy_jump))
+        if text is not None and not text.strip()
+    ]
+    if ssh.port is not None and not 1 <= ssh.port <= 65535:
+        mistakes.append(Mistake((*at, "port"), f"{named((*at, 'port'))} must be from 1 to 65535, not {ssh.port}", "22 is usual"))
+    return mistakes
+
+
+def _merged(base: SshOptions, over: SshFile | None, folder: Path) -> SshOptions:
+    if over is None:
+        return base
+    key = base.identity_file if over.identity_file is None else str(folder / os.path.expanduser(over.identity_file))
+    return SshOptions(
+        over.user or base.user,
+        over.port or base.port,
+        key,
+        over.proxy_jump or base.proxy_jump,
+        over.host_keys or base.host_keys,
+    )
+
+
+def _gpus(gpus: int | list[int] | Literal["auto"]) -> int | tuple[int, ...] | Literal["auto"]:
+    return tuple(gpus) if isinstance(gpus, list) else gpus
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

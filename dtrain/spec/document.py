@@ -1,0 +1,263 @@
+"""A YAML file as plain values, with the position of every one of them.
+
+A scalar is the text that was typed: what YAML 1.1 makes of `on`, `08`, `12:30` or `1e-3` is for nobody's good. Only a place
+with nothing typed is None. shape.py turns text into a number or a bool where one is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from dtrain.errors import Problem, SpecError
+from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
+
+Value: TypeAlias = "dict[str, Value] | list[Value] | str | int | float | bool | None"
+Position: TypeAlias = tuple[int, int]  # line and column, from 1
+
+_MAX_BYTES = 256 * 1024
+_MAX_DEPTH = 20
+_MAX_VALUES = 50_000  # with aliases written out: nine lines of YAML can stand for a billion values
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The mapping in a file. A value's position is that of its key, or of the item where it stands in a list."""
+
+    shown: str  # the path as the user gave it
+    values: dict[str, Value]
+    positions: dict[Place, Position]
+    plain: frozenset[Place]  # scalars without quotes
+    faults: tuple[tuple[Position, Problem], ...] = ()  # what is wrong with the YAML itself, though it could be read
+
+    def given(self, *at: str | int) -> bool:
+        """Whether something is typed at that place."""
+        value: Value = self.values
+        for part in at:
+            if not isinstance(value, dict) or part not in value:
+                return False
+            value = value[str(part)]
+        return value is not None
+
+    def problems(self, mistakes: Iterable[Mistake]) -> list[Problem]:
+        """The document's own faults and these mistakes, in the order of the file."""
+        placed = [(self._position(m.at), Problem(self._where(self._position(m.at)), m.message, m.hint)) for m in mistakes]
+        return [problem for _, problem in sorted([*self.faults, *placed], key=lambda pair: pair[0])]
+
+    def _position(self, at: Place) -> Position:
+        while at and at not in self.positions:
+            at = at[:-1]
+        return self.positions.get(at, (1, 1))
+
+    def _where(self, position: Position) -> str:
+        return f"{self.shown}:{position[0]}:{position[1]}"
+
+
+def read_document(path: Path, *, example: str) -> Document:
+    """Raises SpecError where no mapping can be read. `example` is the shortest useful file, for the hint."""
+    return parse_document(_read_bytes(path), str(path), example=example)
+
+
+def parse_document(data: bytes, shown: str, *, example: str) -> Document:
+    text = _decoded(data, shown)
+    root = _composed(text, shown)
+    if root is None:
+        raise _one(f"{shown}:1:1", "the file is empty", f"the shortest useful one is `{example}`")
+    if not isinstance(root, yaml.MappingNode):
+        found = "a list" if isinstance(root, yaml.SequenceNode) else f"the text {typed(root.value)}"
+        hint = f"write keys and values, such as `{example}`"
+        if shown.endswith(".py"):
+            hint = f"this is a Python script: write `script: {os.path.basename(shown)}` into a file job.yaml"
+        raise _one(_at(shown, root.start_mark), f"the file holds {found}, not keys", hint)
+    reading = _Reading(shown)
+    values = reading.mapping(root, ())
+    return Document(shown, values, reading.positions, frozenset(reading.plain), tuple(reading.faults))
+
+
+def _one(where: str, message: str, hint: str | None) -> SpecError:
+    return SpecError([Problem(where, message, hint)])
+
+
+def _at(shown: str, mark: yaml.Mark) -> str:
+    return f"{shown}:{mark.line + 1}:{mark.column + 1}"
+
+
+def _read_bytes(path: Path) -> bytes:
+    shown = str(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _one(shown, "there is no such file", nearest_file(shown) or "`dtrain init` writes a first one") from None
+    except IsADirectoryError:
+        inside = path / "job.yaml"
+        raise _one(shown, "is a folder, not a file", f"did you mean '{inside}'?" if inside.is_file() else "name a file in it") from None
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else None
+        raise _one(typed(shown)[1:-1], f"cannot be read: {cause or error}", "name a file that you can read") from None
+    if len(data) > _MAX_BYTES:
+        raise _one(shown, f"is larger than {_MAX_BYTES // 1024} KiB", "is this the file that you meant?")
+    return data
+
+
+def _decoded(data: bytes, shown: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8-sig", errors="replace")
+        where = f"{shown}:{_line_column(before)}"
+        raise _one(where, f"byte 0x{data[error.start]:02x} is not UTF-8", "save the file as UTF-8") from None
+
+
+def _line_column(before: str) -> str:
+    return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+
+
+def _composed(text: str, shown: str) -> yaml.Node | None:
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = yaml.SafeLoader(text)
+        _refuse_depth_and_tags(loader, shown)
+        loader = yaml.SafeLoader(text)
+        return loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        where = f"{shown}:{_line_column(text[: error.position])}"
+        raise _one(
+            where, f"the character U+{error.character:04X} cannot stand in YAML", 'remove it, or write it as an escape in "..."'
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{shown}:1:1" if mark is None else _at(shown, mark)
+        raise _one(where, *_said_of_yaml(error, text)) from None
+    except (ValueError, OverflowError, TypeError) as error:  # PyYAML lets these through: "\UFFFFFFFF", %YAML 1.<5000 digits>
+        where = f"{shown}:1:1" if loader is None else f"{shown}:{loader.line + 1}:{loader.column + 1}"
+        raise _one(where, f"this cannot be read as YAML: {error}", "write the text in single quotes") from None
+
+
+def _refuse_depth_and_tags(loader: yaml.SafeLoader, shown: str) -> None:
+    """On the events, which PyYAML reads without recursion; building the tree below them recurses."""
+    depth = 0
+    while loader.check_event():
+        event = loader.get_event()
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise _one(_at(shown, event.start_mark), f"nested more than {_MAX_DEPTH} levels deep", "no key needs that")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if getattr(event, "tag", None) is not None:
+            raise _one(
+                _at(shown, event.start_mark),
+                f"YAML tags such as {typed(str(event.tag))} are not read",
+                "remove it, or quote a text that starts with '!'",
+            )
+
+
+def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str | None]:
+    problem = error.problem or "not YAML"
+    lines = text.splitlines()
+    number = error.problem_mark.line if error.problem_mark else 0
+    line = lines[number] if number < len(lines) else ""
+    since = f" ({error.context}, which began in line {error.context_mark.line + 1})" if error.context_mark and error.context else ""
+    if r"character '\t'" in problem:
+        return "a tab stands where YAML wants spaces", "indent with spaces"
+    if "cannot start any token" in problem:
+        return f"not YAML: {problem}", "put quotes around the text"
+    if problem.startswith("expected ',' or") and re.search(r"[\w.-]\[[\d,-]+\]?", line):
+        return f"not YAML: {problem}", 'a range in a [...] list wants quotes: ["trn[01-16].lab"]'
+    if "undefined alias" in problem:
+        return f"not YAML: {problem}", "put quotes around a text that starts with '*'"
+    if "but found another document" in problem:
+        return "a second document begins here", "keep one job or cluster a file, without a line '---' between"
+    if "mapping values are not allowed" in problem:
+        return f"not YAML: {problem}", "put a space after the key's ':' and quotes around a text that holds ': '; check the indentation"
+    if "found unexpected end of stream" in problem:
+        return f"not YAML: the file ends within quotes{since}", "close the quotes"
+    return f"not YAML: {problem}{since}", "check the indentation and the brackets here and in the line above"
+
+
+@dataclass
+class _Reading:
+    """Turns nodes into values and notes where each stands."""
+
+    shown: str
+    positions: dict[Place, Position] = field(default_factory=dict)
+    plain: set[Place] = field(default_factory=set)
+    faults: list[tuple[Position, Problem]] = field(default_factory=list)
+    num_values: int = 0
+
+    def mapping(self, node: yaml.MappingNode, at: Place) -> dict[str, Value]:
+        if not at:
+            self.positions[at] = _position(node)
+        values: dict[str, Value] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node, at, values)
+            if key is not None:
+                self.positions[(*at, key)] = _position(key_node)
+                values[key] = self._value(value_node, (*at, key))
+        return values
+
+    def _key(self, node: yaml.Node, at: Place, before: dict[str, Value]) -> str | None:
+        if not isinstance(node, yaml.ScalarNode):
+            self._fault(node, "a key must be a text, not a list or a mapping", 'put quotes around a text that starts with "[" or "{"')
+            return None
+        if node.tag == "tag:yaml.org,2002:merge":
+            self._fault(node, "merge keys (<<) are not read", "write the keys out")
+            return None
+        key = self._text(node)
+        if key in before:
+            line = self.positions[(*at, key)][0]
+            self._fault(node, f"the key {typed(key)} stands here a second time", f"the first one is in line {line}: remove one")
+            return None
+        return key
+
+    def _value(self, node: yaml.Node, at: Place) -> Value:
+        self.num_values += 1
+        # An alias inside its own anchor has no end; the events cannot show that, so depth counts here too.
+        if self.num_values > _MAX_VALUES or len(at) > _MAX_DEPTH:
+            raise _one(
+                _at(self.shown, node.start_mark),
+                f"{named(at[:1])} grows without end when its aliases (*) are written out",
+                "write the values out",
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, at)
+        if isinstance(node, yaml.SequenceNode):
+            return self._list(node, at)
+        if node.style is None:
+            self.plain.add(at)
+            if not node.value:
+                return None
+        return self._text(node)
+
+    def _list(self, node: yaml.SequenceNode, at: Place) -> list[Value]:
+        values: list[Value] = []
+        for index, item in enumerate(node.value):
+            self.positions[(*at, index)] = _position(item)
+            values.append(self._value(item, (*at, index)))
+        return values
+
+    def _text(self, node: yaml.ScalarNode) -> str:
+        text: str = node.value
+        whole = text.encode(errors="replace").decode()
+        if "\0" in text:
+            self._fault(node, "the text holds a NUL character, which no argument or variable can hold", "remove it")
+        if whole != text:
+            self._fault(
+                node, "the text holds half of a surrogate pair, which is no character", r'write the character itself, or "\U0001F600"'
+            )
+        return whole
+
+    def _fault(self, node: yaml.Node, message: str, hint: str) -> None:
+        position = _position(node)
+        self.faults.append((position, Problem(f"{self.shown}:{position[0]}:{position[1]}", message, hint)))
+
+
+def _position(node: yaml.Node) -> Position:
+    return node.start_mark.line + 1, node.start_mark.column + 1

@@ -1,0 +1,44 @@
+"""`trn[01-16].lab` as the hosts that it stands for."""
+
+from __future__ import annotations
+
+import re
+
+MAX_HOSTS = 4096
+
+_RANGE = re.compile(r"\[([^\[\]]*)\]")
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The hosts in the order of their numbers; zeros in front of a range's first number pad all of it.
+
+    Raises:
+        ValueError: (message, hint) where the range cannot be read or is too large.
+    """
+    pieces = _RANGE.split(text)  # text, range, text, range, ..., text
+    if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
+        raise ValueError("has a bracket without its partner", "a range is written like trn[01-16].lab")
+    hosts = [pieces[0]]
+    for numbers, tail in zip(pieces[1::2], pieces[2::2], strict=True):
+        expanded = _numbers(numbers, at_most=MAX_HOSTS // len(hosts))
+        hosts = [host + number + tail for host in hosts for number in expanded]
+    return tuple(hosts)
+
+
+def _numbers(text: str, *, at_most: int) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"has the range [{text}], which cannot be read", "a range is written like [01-16] or [1,3-5]")
+        first, last = found[1], found[2] or found[1]
+        if int(first) > int(last):
+            raise ValueError(f"has the range {first}-{last}, which counts down", f"write {last}-{first}")
+        if last.startswith("0") and len(last) != len(first):
+            raise ValueError(f"has the range {first}-{last}, padded to two widths", f"write {first.zfill(len(last))}-{last}")
+        if len(numbers) + int(last) - int(first) + 1 > at_most:
+            raise ValueError(f"stands for more than {MAX_HOSTS} hosts", "check the range")
+        width = len(first) if first.startswith("0") else 0
+        numbers += [str(number).zfill(width) for number in range(int(first), int(last) + 1)]
+    return numbers

@@ -1,0 +1,281 @@
+"""The job: the keys of job.yaml, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
+from dtrain.spec.document import Document
+from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
+from dtrain.spec.trainer import trainer_mistakes
+from dtrain.trainers.config import TrainerConfig
+
+RUN_KEYS = ("script", "module", "command", "trainer")
+
+_MAX_GRACE_S = 86400  # a day: longer waits overflow somewhere, and nobody means them
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    path: str  # relative to the job's workdir
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    name: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    argv: tuple[str, ...]
+
+
+Run: TypeAlias = Script | Module | Command | TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the user wants to run, and on what."""
+
+    path: Path  # of the job file; absolute
+    name: str  # safe as a folder's name
+    cluster: ClusterSpec
+    launcher: Literal["torchrun"]
+    workdir: Path  # absolute; on the nodes where sync is false
+    sync: bool
+    outputs: str  # relative to workdir
+    env: dict[str, str]
+    secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
+    run: Run
+    grace: float  # seconds from TERM to KILL
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The keys of job.yaml. What stands in a folder of the launching machine is only looked at in JobSpec."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str | None = None
+    cluster: str | ClusterFile | None = None
+    launcher: Literal["torchrun"] = "torchrun"
+    workdir: str = "."
+    sync: bool = True
+    outputs: str = "out"
+    env: dict[str, str | None] | None = None
+    secrets: list[str] | None = None
+    script: str | None = None
+    module: str | None = None
+    command: str | list[str] | None = None
+    trainer: TrainerConfig | None = None
+    args: str | list[str] | None = None
+    grace: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What surrounds a job file when it is read."""
+
+    path: Path  # absolute
+    document: Document
+    wrong: frozenset[Place]  # of the file, already known
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSpec | None, list[Mistake]]:
+    """The job, and what is wrong with it; None only where something is."""
+    name = _safe_name(around.path.parent.name) if file.name is None else file.name
+    workdir, wrong_workdir = _workdir(file, around)
+    env, wrong_env = _env(file.env or {}, around.environ)
+    args, wrong_args = _args(file)
+    run, wrong_run = _run(file, args, workdir, around)
+    mistakes = [
+        *_name_mistakes(name),
+        *wrong_workdir,
+        *_outputs_mistakes(file.outputs),
+        *wrong_env,
+        *_secrets_mistakes(file.secrets or [], env, around.environ),
+        *wrong_args,
+        *wrong_run,
+    ]
+    if not 0 <= file.grace <= _MAX_GRACE_S:
+        mistakes.append(Mistake(("grace",), f"grace must be from 0 to {_MAX_GRACE_S} seconds, not {file.grace:g}", "30 is usual"))
+    if run is None:
+        return None, mistakes
+    outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())
+    return JobSpec(around.path, name, cluster, file.launcher, workdir, file.sync, outputs, env, secrets, run, file.grace), mistakes
+
+
+def _safe_name(folder: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder).strip(".-")[:100] or "job"
+
+
+def _name_mistakes(name: str) -> list[Mistake]:
+    if SAFE_NAME.fullmatch(name):
+        return []
+    hint = "a name is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
+    return [Mistake(("name",), f"the name {typed(name)} cannot be a folder's name", f"such as '{_safe_name(name)}': {hint}")]
+
+
+def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
+    at = ("workdir",)
+    if not file.sync:
+        workdir = Path(file.workdir)
+        if workdir.is_absolute():
+            return workdir, []
+        at = ("workdir",) if around.document.given("workdir") else ("sync",)
+        hint = "write workdir as its absolute path on the nodes, or leave sync out to bring it there"
+        return workdir, [] if ("workdir",) in around.wrong else [Mistake(at, "sync: false wants a workdir that all nodes have", hint)]
+    workdir = around.path.parent / os.path.expanduser(file.workdir)
+    if ".." in workdir.parts:
+        workdir = Path(os.path.realpath(workdir))
+    if os.path.isdir(workdir):
+        return workdir, []
+    if os.path.exists(workdir):
+        return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not a folder", "name the folder that holds the job's files")]
+    hint = nearest_file(str(workdir)) or f"it is looked for in {around.path.parent}"
+    return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not there", hint)]
+
+
+def _outputs_mistakes(text: str) -> list[Mistake]:
+    path = PurePosixPath(text)
+    if path.parts and not path.is_absolute() and ".." not in path.parts:
+        return []
+    return [Mistake(("outputs",), f"outputs {typed(text)} is no folder inside workdir", "write a relative path without '..', such as out")]
+
+
+def _env(texts: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[dict[str, str], list[Mistake]]:
+    env: dict[str, str] = {}
+    mistakes: list[Mistake] = []
+    for name, text in texts.items():
+        at = ("env", name)
+        if not name or "=" in name:
+            mistakes.append(Mistake(at, f"{typed(name)} cannot be a variable's name", "write NAME: value"))
+        elif text is not None:
+            env[name] = text
+        elif name not in environ:
+            mistakes.append(Mistake(at, f"{name} is not set here, and env gives it no value", f"export {name}, or write {name}: value"))
+        elif not is_text(environ[name]):
+            mistakes.append(Mistake(at, f"the value of {name} here is not UTF-8", f"write {name}: value"))
+        else:
+            env[name] = environ[name]
+    return env, mistakes
+
+
+def _secrets_mistakes(names: Sequence[str], env: Mapping[str, str], environ: Mapping[str, str]) -> list[Mistake]:
+    mistakes: list[Mistake] = []
+    for index, name in enumerate(names):
+        at = ("secrets", index)
+        if not name or "=" in name:
+            hint = "a secret's value never stands in a file: write the name, and export the value before the launch"
+            mistakes.append(Mistake(at, "a secret is listed by its name alone", hint))
+        elif name in names[:index]:
+            mistakes.append(Mistake(at, f"{name} stands here a second time", "remove one"))
+        elif name in env:
+            mistakes.append(Mistake(at, f"{name} stands in env too, which is shown and stored", "remove it from env"))
+        elif name not in environ:
+            mistakes.append(Mistake(at, f"the secret {name} is not set here", f"export {name} before the launch"))
+        elif not is_text(environ[name]):
+            mistakes.append(Mistake(at, f"the value of the secret {name} is not UTF-8", "set it to text"))
+    return mistakes
+
+
+def is_text(text: str) -> bool:
+    """Whether an argument or variable can carry it: not with a NUL, nor with bytes that the terminal gave but UTF-8 has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
+    if not isinstance(file.args, str):
+        return tuple(file.args or ()), []
+    try:
+        return tuple(shlex.split(file.args)), []
+    except ValueError as error:
+        message = "args has a quote without its partner" if "quotation" in str(error) else f"args cannot be split: {error}"
+        return (), [Mistake(("args",), message, "write args as a list, one argument a line")]
+
+
+def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) -> tuple[Run | None, list[Mistake]]:
+    document = around.document
+    there = [key for key in RUN_KEYS if key in document.values]
+    if len(there) > 1:
+        return None, [Mistake((there[1],), f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
+    if not there:
+        if misspelt(RUN_KEYS, (), around.wrong):
+            return None, []
+        return None, [Mistake((), "nothing says what to run", "add one of script, module, command, trainer, such as `script: train.py`")]
+    if there == ["trainer"]:
+        mistakes = trainer_mistakes(file.trainer, document, around.wrong)
+        if file.args is not None:
+            mistakes.append(
+                Mistake(("args",), "args are for a script, a module or a command, not for a trainer", "write the trainer's keys instead")
+            )
+        return file.trainer, mistakes
+    if not document.given(*there):
+        return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
+    args += around.arguments
+    if file.script is not None:
+        path, mistakes = _script(file, file.script, workdir, around.wrong)
+        return Script(path, args), mistakes
+    if file.module is not None:
+        return Module(file.module, args), _module_mistakes(file.module)
+    if file.command is not None:
+        return _command(file.command, args)
+    return None, []  # of a wrong type
+
+
+_EXAMPLES = {"script": "train.py", "module": "my_package.train", "command": "[accelerate, launch, train.py]"}
+
+
+def _script(file: JobFile, text: str, workdir: Path, wrong: Collection[Place]) -> tuple[str, list[Mistake]]:
+    """The script as the nodes find it, and what is wrong; a workdir that is only on the nodes cannot be looked into."""
+    at = ("script",)
+    relative = Path(text).relative_to(workdir) if file.sync and Path(text).is_relative_to(workdir) else Path(text)
+    path = f"./{relative}" if str(relative).startswith("-") else str(relative)  # Python would take it for an option
+    if not text.strip():
+        return path, [Mistake(at, "script is empty", "such as `script: train.py`")]
+    if not file.sync or ("workdir",) in wrong or ("sync",) in wrong or not os.path.isdir(workdir):
+        return path, []
+    if relative.is_absolute() or ".." in relative.parts:
+        hint = "only workdir is brought to the nodes: let workdir name a folder that holds the script"
+        return path, [Mistake(at, f"script {text} lies outside of workdir", hint)]
+    found = workdir / relative
+    if os.path.isfile(found):
+        return path, []
+    if os.path.exists(found):
+        return path, [Mistake(at, f"script {text} is not a file", "name a Python file")]
+    if os.path.isfile(workdir / text.split()[0]):
+        return path, [Mistake(at, f"script {text} is not there", f"write `script: {text.split()[0]}` and what follows it under args")]
+    return path, [Mistake(at, f"script {text} is not there", nearest_file(str(found)) or f"it is looked for in {found.parent}")]
+
+
+def _module_mistakes(name: str) -> list[Mistake]:
+    if all(part.isidentifier() for part in name.split(".")) and not name.endswith(".py"):
+        return []
+    hint = f"write `script: {name}` for a file" if name.endswith(".py") else "such as my_package.train, as after python -m"
+    return [Mistake(("module",), f"{typed(name)} is no module's name", hint)]
+
+
+def _command(command: str | list[str], args: tuple[str, ...]) -> tuple[Command, list[Mistake]]:
+    """A list is the argv itself; a text is a bash script whose arguments are "$@"."""
+    at = ("command",)
+    argv = ("bash", "-c", command, "bash", *args) if isinstance(command, str) else (*command, *args)
+    if not command or not (command if isinstance(command, str) else command[0]).strip():
+        return Command(argv), [Mistake(at, "command names no program", f"such as `command: {_EXAMPLES['command']}`")]
+    if args and isinstance(command, str) and not re.search(r"\$\{?[@*#0-9]", command):
+        hint = 'put "$@" where they belong, or write command as a list'
+        return Command(argv), [Mistake(at, 'the arguments reach a command\'s text as "$@", and it does not use that', hint)]
+    return Command(argv), []

@@ -1,0 +1,59 @@
+"""One mistake in a document, placed by its path, and the search for the word that was meant."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+Place: TypeAlias = tuple[str | int, ...]  # ("trainer", "batch", "global"), ("args", 2)
+
+_MAX_FILES = 1000  # of a folder, looked at for a name like the missing one
+_MAX_TYPED = 60  # characters of the user's text that a message repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    at: Place
+    message: str
+    hint: str | None = None
+
+
+def named(at: Place) -> str:
+    """A place as a person writes it: `trainer.batch.global`, `args[2]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at)
+    return text.removeprefix(".")
+
+
+def typed(text: str) -> str:
+    """The user's text for a message: quoted, on one line, shortened."""
+    return repr(text if len(text) <= _MAX_TYPED else text[:_MAX_TYPED] + "...")
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """`did you mean 'address'?`, or None where no word is near."""
+    by_lower_case = {known.lower(): known for known in words}
+    found = difflib.get_close_matches(word.lower()[:100], by_lower_case, n=1)
+    return f"did you mean '{by_lower_case[found[0]]}'?" if found else None
+
+
+def misspelt(keys: Collection[str], at: Place, wrong: Collection[Place]) -> bool:
+    """Whether one of the keys that are wrong in the mapping `at` was meant as one of `keys`, which is then not missing."""
+    return any(len(place) > len(at) and place[:-1] == at and nearest(str(place[-1]), keys) for place in wrong)
+
+
+def nearest_file(path: str) -> str | None:
+    """`did you mean 'train.py'?`, from the folder that path names."""
+    folder, name = os.path.split(path)
+    return nearest(name, _files_in(folder or "."))
+
+
+def _files_in(folder: str) -> Sequence[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, _MAX_FILES)]
+    except (OSError, ValueError):
+        return []

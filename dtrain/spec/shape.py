@@ -1,0 +1,214 @@
+"""A document's values against a dataclass, by pydantic: unknown keys, missing ones, and text where a number is wanted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from dtrain.spec.document import Document, Value
+from dtrain.spec.mistake import Mistake, Place, named, nearest, typed
+
+_Shape = TypeVar("_Shape")
+
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
+}
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def fit(shape: TypeAdapter[_Shape], document: Document, *, elsewhere: Mapping[str, str]) -> tuple[_Shape | None, list[Mistake]]:
+    """The document in that shape, and what is wrong with it.
+
+    With mistakes the object is made of what remains without them, so that its meaning can be checked too; None if too little
+    remains. `elsewhere` has hints for keys that belong into another file.
+    """
+    values: dict[str, Value] = copy.deepcopy(document.values)
+    _, errors = _validate(shape, values)
+    for at, error in errors:
+        _convert(values, at, error["type"], document.plain)
+    fitted, errors = _validate(shape, values)
+    mistakes = _mistakes(errors, shape, document, elsewhere)
+    while errors:
+        if not all([_cut(values, at) for at in {_cut_point(at) for at, _ in errors}]):
+            return None, mistakes
+        fitted, errors = _validate(shape, values)
+    return fitted, mistakes
+
+
+def keys_at(shape: TypeAdapter[Any], at: Place) -> Sequence[str]:
+    """The keys that may stand in the mapping at that place."""
+    schema = shape.json_schema()
+    branches = [schema]
+    for part in at:
+        branches = [inner for branch in branches for inner in _inside(branch, part, schema.get("$defs", {}))]
+    return [key for branch in branches for key in branch.get("properties", ())]
+
+
+def _validate(shape: TypeAdapter[_Shape], values: dict[str, Value]) -> tuple[_Shape | None, list[tuple[Place, Any]]]:
+    """As JSON and strict, because pydantic then turns no text into a number by rules of its own."""
+    try:
+        return shape.validate_json(json.dumps(values), strict=True), []
+    except ValidationError as error:
+        return None, [(_place(values, e["loc"]), e) for e in error.errors(include_url=False, include_input=False)]
+
+
+def _place(values: Value, loc: Iterable[str | int]) -> Place:
+    """The document's path in pydantic's location, which also names the branch taken at a union, and keys that are missing."""
+    at: list[str | int] = []
+    for part in loc:
+        if isinstance(values, dict) and isinstance(part, str) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            continue
+        at.append(part)
+    return tuple(at)
+
+
+def _convert(values: Value, at: Place, error_type: str, plain: frozenset[Place]) -> None:
+    """Pydantic wants something other than text at that place: make it of the text, where the text is plainly that."""
+    if not at or at not in plain:
+        return
+    holder = _value_at(values, at[:-1])
+    text = _value_at(values, at)
+    if not isinstance(text, str):
+        return
+    converted: Value = None
+    if error_type == "int_type" and _WHOLE.fullmatch(text):
+        converted = int(text)
+    elif error_type == "float_type" and _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        converted = float(text)
+    elif error_type == "bool_type" and text in ("true", "false"):
+        converted = text == "true"
+    else:
+        return
+    holder[at[-1]] = converted  # type: ignore[index, call-overload]
+
+
+def _value_at(values: Value, at: Place) -> Value:
+    for part in at:
+        values = values[part]  # type: ignore[index, call-overload]
+    return values
+
+
+def _cut_point(at: Place) -> Place:
+    """A list goes as a whole: without one item the others would stand at other places."""
+    first_index = next((i for i, part in enumerate(at) if isinstance(part, int)), len(at))
+    return at[:first_index]
+
+
+def _cut(values: Value, at: Place) -> bool:
+    if not at:
+        return False
+    try:
+        holder = _value_at(values, at[:-1])
+    except (KeyError, TypeError):  # cut with one of its holders
+        return True
+    if isinstance(holder, dict):
+        holder.pop(str(at[-1]), None)
+    return True
+
+
+def _mistakes(
+    errors: Sequence[tuple[Place, Any]], shape: TypeAdapter[Any], document: Document, elsewhere: Mapping[str, str]
+) -> list[Mistake]:
+    mistakes: list[Mistake] = []
+    wanted: dict[Place, list[str]] = {}
+    for at, error in errors:
+        if error["type"] in _UNKNOWN:
+            mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}))
+        elif error["type"] == "missing":
+            owner = f"{named(at)} " if at else ""
+            mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it"))
+        elif error["type"] == "literal_error":
+            wanted.setdefault(at, []).append(error["ctx"]["expected"])
+        else:
+            wanted.setdefault(at, []).append(_WANTED.get(error["type"], error["msg"]))
+    # A union reports every branch. What is wrong inside of one branch says more than that the others want another type.
+    inner = [at if error["type"] == "missing" else at[:-1] for at, error in errors]
+    for at, wants in wanted.items():
+        if not any(place[: len(at)] == at for place in inner):
+            mistakes.append(_wrong_type(at, list(dict.fromkeys(wants)), document))
+    return mistakes
+
+
+def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str]) -> Mistake:
+    known = keys_at(shape, at[:-1])
+    key = str(at[-1])
+    return Mistake(at, f"unknown key {typed(key)}", elsewhere.get(key) or nearest(key, known) or f"known here: {', '.join(known)}")
+
+
+def _wrong_type(at: Place, wants: Sequence[str], document: Document) -> Mistake:
+    found = _value_at(document.values, at)
+    said = "but nothing is there" if found is None else f"not {_described(found)}"
+    wanted = wants[0] if len(wants) == 1 else f"{', '.join(wants[:-1])} or {wants[-1]}"
+    return Mistake(at, f"{named(at)} must be {wanted}, {said}", _hint_for(found, wants, at in document.plain))
+
+
+def _described(value: Value) -> str:
+    match value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case _:
+            return typed(str(value))
+
+
+def _hint_for(found: Value, wants: Sequence[str], is_plain: bool) -> str | None:
+    if found is None:
+        return 'write "" for an empty text' if wants == ["text"] else "give it a value, or remove the key"
+    if isinstance(found, dict | list):
+        return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else None
+    text = str(found)
+    if not is_plain and any(fits(text) for want, fits in _FITS.items() if want in wants):
+        return "remove the quotes"
+    if "true or false" in wants and text.lower() in _SWITCHES:
+        return f"write {_SWITCHES[text.lower()]}"
+    if "a whole number" in wants and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
+        return f"write {decimal[1]}"
+    if "a list" in wants:
+        return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
+    if "a mapping" in wants:
+        return "write 'key: value' lines below it, further in"
+    return nearest(text, [word for want in wants for word in re.findall(r"'([^']*)'", want)])
+
+
+_FITS: Mapping[str, Callable[[str], object]] = {
+    "a whole number": _WHOLE.fullmatch,
+    "a number": _NUMBER.fullmatch,
+    "true or false": ("true", "false").__contains__,
+}
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "y", "on", "1"), "true"),
+    **dict.fromkeys(("false", "no", "n", "off", "0"), "false"),
+}
+
+
+def _inside(schema: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[Any]:
+    """What a JSON Schema says of one key or item, every branch resolved."""
+    found = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+    return _branches(found, definitions) if found is not None else []
+
+
+def _branches(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Any]:
+    if "$ref" in schema:
+        return [definitions[schema["$ref"].rpartition("/")[2]]]
+    return [branch for inner in schema["anyOf"] for branch in _branches(inner, definitions)] if "anyOf" in schema else [schema]

@@ -1,0 +1,58 @@
+"""What the keys under `trainer` must mean together. Whether the batch fits the cluster's size is for the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dtrain.spec.document import Document
+from dtrain.spec.mistake import Mistake, Place, misspelt, named
+from dtrain.trainers.config import TrainerConfig
+from dtrain.trainers.errors import TargetError
+from dtrain.trainers.zoo import Kind, target_of
+
+
+def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: Collection[Place]) -> list[Mistake]:
+    """`wrong` are the places that are known to be; trainer is None where too little remains without them."""
+    mistakes: list[Mistake] = []
+    if isinstance(document.values["trainer"], dict):
+        mistakes += _one_of(("trainer",), ("epochs", "iterations"), "it says how long to train", document, wrong)
+        if isinstance(document.values["trainer"].get("batch"), dict):
+            mistakes += _one_of(("trainer", "batch"), ("global", "per_replica"), "the other follows from it", document, wrong)
+    if trainer is None:
+        return mistakes
+    batch = trainer.batch
+    mistakes += [
+        *_target_mistakes("model", trainer.model),
+        *_target_mistakes("data", trainer.data),
+        *_at_least_1(("trainer", "epochs"), trainer.epochs),
+        *_at_least_1(("trainer", "iterations"), trainer.iterations),
+        *_at_least_1(("trainer", "batch", "global"), batch.global_),
+        *_at_least_1(("trainer", "batch", "per_replica"), batch.per_replica),
+        *_at_least_1(("trainer", "batch", "micro_batches"), batch.micro_batches),
+    ]
+    if trainer.learning_rate <= 0:
+        mistakes.append(Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}"))
+    if trainer.seed < 0:
+        mistakes.append(Mistake(("trainer", "seed"), f"trainer.seed must be at least 0, not {trainer.seed}"))
+    return mistakes
+
+
+def _target_mistakes(key: Kind, name: str) -> list[Mistake]:
+    try:
+        target_of(key, name)
+    except TargetError as error:
+        return [Mistake(("trainer", key), f"trainer.{error.message}", error.hint)]
+    return []
+
+
+def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
+    given = [key for key in keys if document.given(*at, key)]
+    if len(given) > 1:
+        return [Mistake((*at, given[1]), f"{named(at)} has both {' and '.join(given)}", "keep one of them")]
+    if given or misspelt(keys, at, wrong):
+        return []
+    return [Mistake(at, f"{named(at)} lacks one of {' and '.join(keys)}", f"add one of them: {why}")]
+
+
+def _at_least_1(at: Place, number: int | None) -> list[Mistake]:
+    return [Mistake(at, f"{named(at)} must be at least 1, not {number}"] if number is not None and number < 1 else []

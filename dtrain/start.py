@@ -1,0 +1,200 @@
+"""Starting a job on all nodes or on none: connect, probe, plan, sync and PREPARE everywhere, then COMMIT everywhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from dtrain.errors import DtrainError, PreflightFailed
+from dtrain.intake import Intake, Silent
+from dtrain.jobstate import StartFailed
+from dtrain.launchers import NodeCommand, node_commands
+from dtrain.link import Link, Target
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan, address_of, make_plan, python_of
+from dtrain.spec import ClusterSpec, JobSpec
+from dtrain.store import Store
+from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
+
+_CONNECTIONS_AT_ONCE = 64
+_T = TypeVar("_T")
+
+
+class Progress(Protocol):
+    """Is told how the start goes; `sending` comes from several threads."""
+
+    def step(self, text: str) -> None: ...
+
+    def planned(self, job: str, plan: LaunchPlan) -> None: ...
+
+    def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that runs: what it is, and an open session with each of its nodes."""
+
+    job: str
+    plan: LaunchPlan
+    targets: tuple[Target, ...]
+    links: Mapping[str, Link]
+
+
+def targets_of(cluster: ClusterSpec, job: str, name: str) -> tuple[Target, ...]:
+    return tuple(Target(instance, cluster.dir, job, name) for instance in cluster.instances)
+
+
+def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | None, environ: Mapping[str, str] = os.environ) -> Started:
+    """Start a job on every node of its cluster.
+
+    Args:
+        lease_s: the job stops when its launcher is gone for longer; None: never.
+        environ: where the values of the job's secrets are taken from.
+
+    Raises:
+        DtrainError: a node could not be reached or cannot run the job, with a line for each node concerned. Nothing is
+            running then, on any node.
+    """
+    job = store.new_job_id()
+    targets = targets_of(spec.cluster, job, spec.name)
+    progress.step(f"connecting to {_count(len(targets), 'node')}")
+    entries = scan_workdir(spec.workdir, spec.outputs) if spec.sync else ()
+    links = _connect(targets)
+    try:
+        facts = _probe(spec, links)
+        plan = make_plan(spec, facts, lease_s=lease_s)
+        commands = {command.node: command for command in node_commands(spec, plan, job)}
+        store.add(
+            job,
+            plan,
+            spec.cluster,
+            workdir=spec.workdir,
+            outputs=spec.outputs,
+            git_commit=git_commit(spec.workdir),
+            workdir_hash=tree_hash(entries) if spec.sync else None,
+        )
+        progress.planned(job, plan)
+        secrets = {name: environ[name] for name in spec.secrets}
+        try:
+            _on_all(links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, progress))
+            _on_all(links, lambda node, link: link.ask(wire.Commit()))
+        except BaseException as error:  # Ctrl-C too: what is prepared must end
+            _call_off(store, job, plan, links, error)
+            raise
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+    return Started(job, plan, targets, links)
+
+
+def _connect(targets: Sequence[Target]) -> dict[str, Link]:
+    links: dict[str, Link] = {}
+
+    def connect(target: Target) -> None:
+        links[target.node] = Link.open(target)
+
+    try:
+        _in_parallel([(target.node, lambda target=target: connect(target)) for target in targets])  # type: ignore[misc]
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+    return {target.node: links[target.node] for target in targets}
+
+
+def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts]:
+    instances = {instance.name: instance for instance in spec.cluster.instances}
+    first = spec.cluster.instances[0].name
+
+    def ask(node: str, link: Link) -> wire.NodeFacts:
+        python = python_of(instances[node])
+        reply = link.ask(wire.Probe(python, reserve_port=node == first, address=address_of(instances[node])))
+        assert isinstance(reply, wire.NodeFacts)
+        _check_python(node, python, reply)
+        return reply
+
+    return _on_all(links, ask)
+
+
+def _check_python(node: str, wanted: str, facts: wire.NodeFacts) -> None:
+    if not facts.python:
+        raise PreflightFailed(f"{node}: there is no Python at {wanted}", hint="set python: in the cluster file to one that has torch")
+    if not facts.torch_version:
+        raise PreflightFailed(
+            f"{node}: torch is not installed for {facts.python}",
+            hint=f"{facts.python} -m pip install torch, or set python: in the cluster file to one that has it",
+        )
+
+
+def _prepare(
+    spec: JobSpec,
+    plan: LaunchPlan,
+    command: NodeCommand,
+    link: Link,
+    entries: tuple[wire.TreeEntry, ...],
+    secrets: dict[str, str],
+    progress: Progress,
+) -> None:
+    send_tree(link, spec.workdir, entries, lambda sent, total: progress.sending(command.node, sent, total))
+    node = next(node for node in plan.nodes if node.name == command.node)
+    link.ask(
+        wire.Prepare(
+            launcher_argv=command.argv,
+            launcher_env=command.env,
+            worker_argv=command.worker_argv,
+            worker_env=command.worker_env,
+            secrets=secrets,
+            num_workers=len(node.workers),
+            entries=entries,
+            workdir=None if spec.sync else str(spec.workdir),
+            outputs=spec.outputs,
+            grace_s=plan.grace_s,
+            lease_s=plan.lease_s,
+        )
+    )
+
+
+def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link], error: BaseException) -> None:
+    """End what was prepared, and record why the job never ran."""
+    for link in links.values():
+        try:
+            link.tell(wire.Stop("failure", 0.0))
+        except DtrainError:
+            continue  # an agent that hears no COMMIT ends by itself
+    code = error.exit_code if isinstance(error, DtrainError) else 130 if isinstance(error, KeyboardInterrupt) else DtrainError.exit_code
+    text = str(error) or type(error).__name__
+    Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text))
+
+
+def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T]) -> dict[str, _T]:
+    return _in_parallel([(node, lambda node=node, link=link: work(node, link)) for node, link in links.items()])  # type: ignore[misc]
+
+
+def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]]) -> dict[str, _T]:
+    """Results by node; where some fail, one error that tells of all of them."""
+    with ThreadPoolExecutor(min(_CONNECTIONS_AT_ONCE, len(work))) as pool:
+        futures = [(node, pool.submit(task)) for node, task in work]
+        errors = [error for _, future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, DtrainError):
+            raise error
+    if errors:
+        raise _all_of([error for error in errors if isinstance(error, DtrainError)])
+    return {node: future.result() for node, future in futures}
+
+
+def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+    return type(first)("\n".join(error.message for error in errors), hint=hints[0] if hints else None)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,226 @@
+"""What is known of jobs on the launching machine: rows in SQLite, and a folder for each job.
+
+    $XDG_STATE_HOME/dtrain/store.db            jobs, events, metrics
+    $XDG_STATE_HOME/dtrain/jobs/JOB/plan.json  what was launched, without secrets
+                                   /NODE/logs/rank0.log ...  copies of the nodes' streams, byte for byte
+
+An event is kept with its byte offset in the node's stream, so taking the same bytes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from dtrain.errors import NoSpace, NoSuchJob
+from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan
+from dtrain.spec import ClusterSpec
+
+_BUSY_TIMEOUT_S = 30.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job TEXT PRIMARY KEY, name TEXT, created_at REAL, launched_by TEXT, workdir TEXT, outputs TEXT,
+    git_commit TEXT, workdir_hash TEXT, plan TEXT, cluster TEXT, state TEXT, exit_code INTEGER
+);
+CREATE TABLE IF NOT EXISTS events (
+    job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, event TEXT, PRIMARY KEY (job, node, offset)
+);
+CREATE TABLE IF NOT EXISTS metrics (
+    job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset)
+);
+CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
+"""
+_PLAN = TypeAdapter(LaunchPlan)
+_CLUSTER = TypeAdapter(ClusterSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as it was launched, and its state when this was read."""
+
+    job: str  # id
+    name: str
+    created_at: float
+    launched_by: str  # user@host
+    workdir: Path
+    outputs: str
+    git_commit: str | None
+    workdir_hash: str | None  # of the files that went to the nodes
+    state: State
+    exit_code: int | None
+    plan_json: str
+    cluster_json: str
+
+    @property
+    def plan(self) -> LaunchPlan:
+        return _PLAN.validate_json(self.plan_json)
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return _CLUSTER.validate_json(self.cluster_json)
+
+
+class Store:
+    """One process's view. Every write is a transaction of its own; a reader may come at any time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._db = sqlite3.connect(root / "store.db", timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=DELETE")  # homes may be on NFS, where a write-ahead log does not work
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise NoSpace(f"{root}: the job store cannot be opened: {error}", hint="set XDG_STATE_HOME to a folder you can write") from error
+
+    @classmethod
+    def default(cls, environ: Mapping[str, str] = os.environ) -> Store:
+        home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return cls(Path(home) / "dtrain")
+
+    # ---- jobs ----
+
+    def new_job_id(self) -> str:
+        while True:
+            job = secrets.token_hex(4)
+            if not self._rows("SELECT 1 FROM jobs WHERE job = ?", job):
+                return job
+
+    def add(
+        self, job: str, plan: LaunchPlan, cluster: ClusterSpec, *, workdir: Path, outputs: str, git_commit: str | None, workdir_hash: str | None
+    ) -> None:
+        plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
+        folder = self.folder(job)
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        where = (str(workdir), outputs, git_commit, workdir_hash)
+        row = (job, plan.name, time.time(), by, *where, plan_json, cluster_json, State.PENDING.value, None)
+        with self._writing():
+            folder.mkdir(mode=0o700, parents=True)
+            (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
+            self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def jobs(self, limit: int | None = None) -> list[JobRecord]:
+        """All jobs, newest first."""
+        return [_record(row) for row in self._rows(f"{_SELECT} ORDER BY created_at DESC LIMIT ?", -1 if limit is None else limit)]
+
+    def find(self, wanted: str | None) -> JobRecord:
+        """The job with that id or unique prefix of it, or the newest of that name (a running one first); None: the newest.
+
+        Raises:
+            NoSuchJob: there is none, or the prefix fits several.
+        """
+        if wanted is None:
+            newest = self.jobs(limit=1)
+            if not newest:
+                raise NoSuchJob("no job was launched from here yet", hint="dtrain launch job.yaml")
+            return newest[0]
+        by_id = [_record(row) for row in self._rows(f"{_SELECT} WHERE substr(job, 1, ?) = ?", len(wanted), wanted)] if wanted else []
+        exact = [record for record in by_id if record.job == wanted]
+        by_name = [_record(row) for row in self._rows(f"{_SELECT} WHERE name = ? ORDER BY created_at DESC", wanted)]
+        running = [record for record in by_name if not record.state.is_final]
+        if exact or len(by_id) == 1:
+            return (exact or by_id)[0]
+        if by_name:
+            return (running or by_name)[0]
+        if by_id:
+            raise NoSuchJob(f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it")
+        raise NoSuchJob(f"no job has the id or name {wanted}", hint="dtrain status lists them")
+
+    # ---- what the nodes say ----
+
+    def append(self, job: str, node: str, events: Sequence[tuple[int, str]], state: JobState) -> None:
+        """Keep events, each as its offset and line, and what they add up to, so that a list of jobs need not add again."""
+        with self._writing():
+            self._db.executemany(_ADD_EVENT, [(job, node, offset, offset + len(line.encode()), line) for offset, line in events])
+            self._db.execute("UPDATE jobs SET state = ?, exit_code = ? WHERE job = ?", (state.state.value, state.exit_code, job))
+
+    def append_own(self, job: str, event: Event, state: JobState) -> None:
+        """An event of the launching side."""
+        self.append(job, LAUNCHING_SIDE, [(self.next_offset(job, LAUNCHING_SIDE), wire.to_json(event))], state)
+
+    def append_metrics(self, job: str, node: str, metrics: Sequence[tuple[int, str]]) -> None:
+        with self._writing():
+            self._db.executemany(_ADD_METRIC, [(job, node, offset, offset + len(line.encode()), line) for offset, line in metrics])
+
+    def next_offset(self, job: str, node: str, table: str = "events") -> int:
+        """How far a node's events (or metrics) are known, in bytes of the stream."""
+        return cast(int, self._rows(f"SELECT coalesce(max(next_offset), 0) FROM {table} WHERE job = ? AND node = ?", job, node)[0][0])
+
+    def events(self, job: str) -> list[tuple[str, Event]]:
+        """Node and event, in the order in which they arrived here."""
+        rows = self._rows("SELECT node, event FROM events WHERE job = ? ORDER BY rowid", job)
+        return [(node, cast(Event, wire.from_json(event))) for node, event in rows]
+
+    def metrics(self, job: str) -> list[dict[str, Any]]:
+        return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
+
+    def state(self, record: JobRecord) -> JobState:
+        return JobState.of(record.plan, self.events(record.job))
+
+    # ---- copies of the nodes' streams ----
+
+    def folder(self, job: str) -> Path:
+        return self.root / "jobs" / job
+
+    def log(self, job: str, node: str, stream: str) -> Path:
+        return self.folder(job) / node / stream
+
+    def write_log(self, job: str, node: str, stream: str, offset: int, data: bytes) -> None:
+        """Put bytes of a stream where they belong in its copy."""
+        path = self.log(job, node, stream)
+        with self._writing():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(fd, data[done:], offset + done)
+            finally:
+                os.close(fd)
+
+    def offsets(self, job: str, node: str) -> dict[str, int]:
+        """Where to follow a node's streams from, so that nothing is missed."""
+        folder = self.folder(job) / node
+        logs = {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("logs/*.log")}
+        return {**logs, wire.EVENTS: self.next_offset(job, node), wire.METRICS: self.next_offset(job, node, "metrics")}
+
+    # ---- SQLite ----
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, and one way to say that the disk does not take it."""
+        try:
+            with self._db:
+                yield
+        except (OSError, sqlite3.OperationalError) as error:
+            raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there; the job goes on") from error
+
+
+_ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"
+_ADD_METRIC = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?)"
+_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster
+FROM jobs"""
+
+
+def _record(row: tuple[Any, ...]) -> JobRecord:
+    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster = row
+    return JobRecord(
+        job, name, created_at, launched_by, Path(workdir), outputs, git_commit, workdir_hash, State(state), exit_code, plan, cluster
+    )

@@ -1,0 +1,262 @@
+"""Following a job on all its nodes: one queue for all of them, one thread that takes from it.
+
+A thread per node only receives. The calling thread stores each event, works out the state, and tells the callbacks. A
+connection that breaks is opened again from the offsets that are known; a lost connection is never a lost node.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.intake import Intake, Silent, Watcher
+from dtrain.jobstate import Event, JobState, NodeLost, StopAsked
+from dtrain.link import Link, Target
+from dtrain.node import wire
+from dtrain.plan import LaunchPlan
+from dtrain.store import JobRecord, Store
+
+_FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
+_PING_S = 5.0  # or a third of the lease, if that is sooner
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    node: str
+    message: wire.Message
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    node: str
+    error: str | None  # None: it is there again
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Abandon:
+    pass
+
+
+class Supervisor:
+    """Follows one job to its end."""
+
+    def __init__(self, store: Store, job: str, plan: LaunchPlan, watcher: Watcher) -> None:
+        self._store = store
+        self._job = job
+        self._plan = plan
+        self._watcher = watcher
+        self._inbox: queue.SimpleQueue[_Received | _Connection | _Stop | _Abandon] = queue.SimpleQueue()
+        self._followers: dict[str, _Follower] = {}
+        self._ended: set[str] = set()
+        self._intake = Intake(store, job, plan, watcher)
+        self._abandoned = False
+
+    @property
+    def state(self) -> JobState:
+        return self._intake.state
+
+    def request_stop(self, cause: str, grace_s: float) -> None:
+        """End the job. May be called from a signal handler and from any thread."""
+        self._inbox.put(_Stop(cause, grace_s))
+
+    def abandon(self) -> None:
+        """Stop following, whatever the job does. May be called from a signal handler."""
+        self._inbox.put(_Abandon())
+
+    def run(self, targets: Sequence[Target], links: Mapping[str, Link], *, renew_lease: bool = False) -> JobState:
+        """Follow until every node has ended.
+
+        Args:
+            links: open sessions by node; a node without one is connected to.
+            renew_lease: say that the launcher is there, which only the launcher may.
+        """
+        for target in targets:
+            offsets = self._store.offsets(self._job, target.node)
+            self._followers[target.node] = _Follower(target, links.get(target.node), offsets, self._inbox)
+        for follower in self._followers.values():
+            follower.start()
+        ping_at = 0.0
+        ping_s = min(_PING_S, (self._plan.lease_s or _PING_S * 3) / 3)
+        try:
+            while not self.state.state.is_final and not self._abandoned:
+                if time.monotonic() >= ping_at:
+                    if renew_lease:
+                        self._tell_all(wire.Ping())
+                    ping_at = time.monotonic() + ping_s
+                try:
+                    item = self._inbox.get(timeout=max(0.0, ping_at - time.monotonic()))
+                except queue.Empty:
+                    continue
+                self._take(item)
+        finally:
+            for follower in self._followers.values():
+                follower.stop()
+        return self.state
+
+    def _take(self, item: _Received | _Connection | _Stop | _Abandon) -> None:
+        match item:
+            case _Received(node, message, payload):
+                for event in self._intake.take(node, message, payload):
+                    self._act(node, event)
+                self._followers[node].handled()
+            case _Connection(node, None):
+                self._watcher.reconnected(node)
+            case _Connection(node, error):
+                self._watcher.disconnected(node, error or "")
+            case _Abandon():
+                self._abandoned = True
+            case _Stop(cause, grace_s):
+                self._intake.take_own(StopAsked(time.time(), cause))
+                self._tell_all(wire.Stop(cause, grace_s))
+
+    def _act(self, node: str, event: Event) -> None:
+        """Fail as one: a node that ends wrongly ends the others. Nothing more is expected of a node that has ended."""
+        match event:
+            case wire.NodeStopping(cause=cause) if cause not in ("failure", "stop", "ctrl-c"):
+                self._tell_all(wire.Stop("failure", self._plan.grace_s), but=node)
+            case wire.NodeEnded(outcome=outcome):
+                self._leave(node)
+                if outcome != "succeeded":
+                    self._tell_all(wire.Stop("failure", self._plan.grace_s))
+            case NodeLost(node=lost):
+                self._leave(lost)
+                self._tell_all(wire.Stop("failure", self._plan.grace_s))
+
+    def _leave(self, node: str) -> None:
+        self._ended.add(node)
+        self._followers[node].stop()
+
+    def _tell_all(self, order: wire.Message, but: str = "") -> None:
+        for node, follower in self._followers.items():
+            if node != but and node not in self._ended:
+                follower.tell(order)
+
+
+class _Follower(threading.Thread):
+    """Receives from one node, and reconnects."""
+
+    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any]) -> None:
+        super().__init__(name=f"follow {target.node}", daemon=True)
+        self._target = target
+        self._link = link
+        self._offsets = offsets
+        self._inbox = inbox
+        self._ahead = threading.Semaphore(_FRAMES_AHEAD)
+        self._stopped = threading.Event()
+        self._last_stop: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+
+    def tell(self, order: wire.Message) -> None:
+        if isinstance(order, wire.Stop):
+            self._last_stop = order
+        link = self._link
+        if link is not None:
+            try:
+                link.tell(order)
+            except NodeUnreachable:
+                return  # the receiving thread notices and reconnects; a Stop is said again then
+
+    def handled(self) -> None:
+        self._ahead.release()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._ahead.release()
+        link = self._link
+        if link is not None:
+            link.close()
+
+    def run(self) -> None:
+        wait_s = _RETRY_FIRST_S
+        lost = False
+        while not self._stopped.is_set():
+            try:
+                if self._link is None:
+                    self._link = Link.open(self._target)
+                link = self._link
+                link.tell(wire.Follow(self._offsets, once=False))
+                if self._last_stop is not None:
+                    link.tell(self._last_stop)
+                if lost:
+                    self._inbox.put(_Connection(self._target.node, None))
+                lost, wait_s = False, _RETRY_FIRST_S
+                self._receive(link)
+                error = "the connection broke"
+                link.close()
+            except DtrainError as reason:
+                error = reason.message
+            if self._stopped.is_set():
+                return
+            self._link = None
+            if not lost:
+                self._inbox.put(_Connection(self._target.node, error))
+            lost = True
+            self._stopped.wait(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MOST_S)
+
+    def _receive(self, link: Link) -> None:
+        while True:
+            received = link.receive()
+            if received is None or self._stopped.is_set():
+                return
+            message, payload = received
+            if isinstance(message, wire.StreamBytes):
+                self._offsets[message.stream] = message.offset + len(payload)
+            self._ahead.acquire()
+            self._inbox.put(_Received(self._target.node, message, payload))
+
+
+def catch_up(store: Store, record: JobRecord, targets: Sequence[Target], timeout_s: float) -> dict[str, str]:
+    """Bring the store up to what the nodes know now, all nodes at once.
+
+    Returns:
+        Why each node that could not be asked in time was not, by name.
+    """
+    intake = Intake(store, record.job, record.plan, Silent())
+    told: queue.SimpleQueue[tuple[str, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
+    offsets = {target.node: store.offsets(record.job, target.node) for target in targets}
+    for target in targets:
+        threading.Thread(target=_ask_once, args=(target, offsets[target.node], told), daemon=True).start()
+    waiting = {target.node: f"no answer within {timeout_s:g} s" for target in targets}
+    problems = {}
+    deadline = time.monotonic() + timeout_s
+    while waiting:
+        try:
+            node, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(message, DtrainError):
+            waiting.pop(node)
+            problems[node] = message.message
+            continue
+        intake.take(node, message, payload)
+        if isinstance(message, wire.CaughtUp):
+            waiting.pop(node)
+    return {**problems, **waiting}
+
+
+def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[str, wire.Message | DtrainError, bytes]]) -> None:
+    try:
+        link = Link.open(target)
+        try:
+            link.tell(wire.Follow(offsets, once=True))
+            message: wire.Message = wire.Done()
+            while not isinstance(message, wire.CaughtUp):
+                message, payload = link.answer()
+                told.put((target.node, message, payload))
+        finally:
+            link.close()
+    except DtrainError as error:
+        told.put((target.node, error, b""))

@@ -1,0 +1,1 @@
+"""The built-in trainers. They run in workers, and only there is torch imported."""

@@ -1,0 +1,139 @@
+"""The batch arithmetic, and which examples a replica sees in an iteration. Pure; torch is imported only for `permutation`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dtrain.trainers.config import BatchConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How an iteration's global batch is shared out; every division here is exact.
+
+    global_batch_size = replicas x per_replica_batch_size, per_replica_batch_size = micro_batches x micro_batch_size.
+    """
+
+    global_batch_size: int
+    replicas: int
+    per_replica_batch_size: int
+    micro_batches: int
+    micro_batch_size: int
+    num_examples: int | None  # None: the data set's size is not known yet
+    iterations_per_epoch: int | None  # floor: an epoch's remainder is dropped, the next epoch's shuffle covers it
+
+    @property
+    def equation(self) -> str:
+        """The arithmetic as a person checks it."""
+        parts = f" (micro-batches {self.micro_batches} x {self.micro_batch_size})" if self.micro_batches > 1 else ""
+        return f"global batch {self.global_batch_size} = replicas {self.replicas} x per-replica {self.per_replica_batch_size}{parts}"
+
+    def replica_slice(self, iteration: int, replica: int) -> slice:
+        """Where in an epoch's permutation the replica's examples stand; iteration counts from 0 within the epoch."""
+        start = iteration * self.global_batch_size + replica * self.per_replica_batch_size
+        return slice(start, start + self.per_replica_batch_size)
+
+
+def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None) -> BatchPlan:
+    """The plan for so many replicas and a training set of num_examples.
+
+    Raises:
+        ValueError: a division leaves a remainder; says the equation and the nearest sizes that work.
+    """
+    _check_counts(config, replicas)
+    if config.global_ is not None:
+        global_batch_size = config.global_
+        if global_batch_size % (replicas * config.micro_batches):
+            raise ValueError(_global_remainder(global_batch_size, replicas, config.micro_batches))
+        per_replica = global_batch_size // replicas
+    else:
+        assert config.per_replica is not None
+        per_replica = config.per_replica
+        global_batch_size = replicas * per_replica
+        if per_replica % config.micro_batches:
+            nearest = _nearest(per_replica, config.micro_batches)
+            raise ValueError(f"{_micro_equation(per_replica, config.micro_batches)}; nearest: {nearest}")
+    if num_examples is not None and num_examples < global_batch_size:
+        raise ValueError(_too_few_examples(global_batch_size, replicas, config, num_examples))
+    return BatchPlan(
+        global_batch_size=global_batch_size,
+        replicas=replicas,
+        per_replica_batch_size=per_replica,
+        micro_batches=config.micro_batches,
+        micro_batch_size=per_replica // config.micro_batches,
+        num_examples=num_examples,
+        iterations_per_epoch=None if num_examples is None else num_examples // global_batch_size,
+    )
+
+
+def permutation(num_examples: int, *, seed: int, epoch: int) -> torch.Tensor:
+    """The order of an epoch's examples, int64 of shape (num_examples,): a function of (seed, epoch) alone."""
+    import torch
+
+    digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()  # not seed + epoch: seed 1 would replay seed 0 one epoch later
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # >> 1: the seed is a signed 64-bit number
+    return torch.randperm(num_examples, generator=generator)
+
+
+def indices(plan: BatchPlan, *, seed: int, epoch: int, iteration: int, replica: int) -> list[int]:
+    """The examples that a replica sees in an iteration of an epoch, both counted from 0.
+
+    Iteration s takes [s*G, (s+1)*G) of the epoch's permutation and replica d its contiguous part of that, so the
+    replicas together see the same examples at any cluster size.
+
+    Raises:
+        ValueError: the plan does not know the data set's size, or the epoch has no such iteration.
+    """
+    if plan.num_examples is None or plan.iterations_per_epoch is None:
+        raise ValueError("the plan has no num_examples: sampling needs the data set's size")
+    if not (0 <= iteration < plan.iterations_per_epoch and 0 <= replica < plan.replicas):
+        raise ValueError(
+            f"iteration {iteration} on replica {replica}: an epoch has {plan.iterations_per_epoch} iterations on {plan.replicas} replicas"
+        )
+    part: list[int] = permutation(plan.num_examples, seed=seed, epoch=epoch)[plan.replica_slice(iteration, replica)].tolist()
+    return part
+
+
+def _check_counts(config: BatchConfig, replicas: int) -> None:
+    if (config.global_ is None) == (config.per_replica is None):
+        raise ValueError("a batch has exactly one of global and per_replica; the other follows from the number of replicas")
+    counts = {"global": config.global_, "per_replica": config.per_replica, "micro_batches": config.micro_batches, "replicas": replicas}
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} is {count}; it must be at least 1")
+
+
+def _global_remainder(global_batch_size: int, replicas: int, micro_batches: int) -> str:
+    equation = f"global batch {global_batch_size} = replicas {replicas} x per-replica {global_batch_size / replicas:g}"
+    if global_batch_size % replicas == 0:
+        equation += f", {_micro_equation(global_batch_size // replicas, micro_batches)}"
+    elif micro_batches > 1:
+        equation += f", each of {micro_batches} micro-batches"
+    return f"{equation}; nearest: {_nearest(global_batch_size, replicas * micro_batches)}"
+
+
+def _micro_equation(per_replica: int, micro_batches: int) -> str:
+    return f"per-replica batch {per_replica} = micro-batches {micro_batches} x micro-batch {per_replica / micro_batches:g}"
+
+
+def _nearest(value: int, step: int) -> str:
+    """The multiples of step on both sides of value; 0 is none."""
+    below = value - value % step
+    return ", ".join(str(multiple) for multiple in (below, below + step) if multiple > 0)
+
+
+def _too_few_examples(global_batch_size: int, replicas: int, config: BatchConfig, num_examples: int) -> str:
+    equation = f"global batch {global_batch_size} = replicas {replicas} x per-replica {global_batch_size // replicas}"
+    problem = f"{equation} is more than the {num_examples} training examples"
+    step = replicas * config.micro_batches
+    largest = num_examples - num_examples % step
+    if largest == 0:
+        return f"{problem}; {replicas} replicas x {config.micro_batches} micro-batches need at least {step}"
+    if config.global_ is None:
+        return f"{problem}; nearest per-replica batch: {largest // replicas}"
+    return f"{problem}; nearest: {largest}"

@@ -1,0 +1,50 @@
+"""The keys under `trainer:` in a job file: their one definition.
+
+The launching side validates a job file against these classes; a worker gets the same object back with `from_json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+# A key that is a Python keyword carries a trailing underscore here and none in the file.
+_FILE_KEYS: dict[str, Any] = {"extra": "forbid", "alias_generator": lambda name: name.rstrip("_")}
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Exactly one of global_ and per_replica is given; global = replicas x per_replica, always."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
+
+    global_: int | None = None  # examples an iteration over all replicas
+    per_replica: int | None = None  # examples an iteration on one replica
+    micro_batches: int = 1  # parts that a replica's batch is cut into
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """What to train, on what, and for how long. Exactly one of epochs and iterations is given."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
+
+    model: str  # a built-in name, or package.module:function that returns a torch.nn.Module
+    data: str  # a built-in name, or package.module:function that returns (train, test) datasets
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(per_replica=64))
+    epochs: int | None = None
+    iterations: int | None = None
+    learning_rate: float = 0.1
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    seed: int = 0
+    data_parallel: Literal["ddp"] = "ddp"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainerConfig:
+        values = json.loads(text)
+        return cls(**{**values, "batch": BatchConfig(**values["batch"])})

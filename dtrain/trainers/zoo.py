@@ -1,0 +1,80 @@
+"""The built-in models and data sets by name, and how a name in a job file becomes a function. No torch at import.
+
+A new one is one line here and its function, which takes no arguments: a model's returns a torch.nn.Module, a data
+set's returns (train, test), each a torch data set of (input, label).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dtrain.trainers.errors import TargetError
+
+
+@dataclass(frozen=True)
+class BuiltinDataset:
+    """A data set whose sizes are known without loading it, so that a plan can show the iterations of an epoch."""
+
+    target: str
+    num_train: int
+    num_test: int
+
+
+MODELS: dict[str, str] = {"digits_cnn": "dtrain.trainers.digits:digits_cnn"}
+DATASETS: dict[str, BuiltinDataset] = {"digits": BuiltinDataset("dtrain.trainers.digits:digits", num_train=1437, num_test=360)}
+
+Kind = Literal["model", "data"]  # the keys in a job file
+
+
+def target_of(kind: Kind, name: str) -> str:
+    """The `package.module:function` that a job file's name stands for.
+
+    Raises:
+        TargetError: the name is neither built in nor of that form.
+    """
+    targets = MODELS if kind == "model" else {known: dataset.target for known, dataset in DATASETS.items()}
+    if name in targets:
+        return targets[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        close = difflib.get_close_matches(name, targets, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(sorted(targets))}; your own is package.module:function"
+        raise TargetError(f"{kind}: there is no built-in '{name}'", hint=hint)
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise TargetError(f"{kind}: '{name}' is not of the form package.module:function", hint="for example my_task:build")
+    return name
+
+
+def resolve(kind: Kind, name: str) -> Callable[[], Any]:
+    """The function itself. A user's own module is found as in `python script.py`: the working directory is on sys.path.
+
+    Raises:
+        TargetError: no such name, module or function. An error inside the user's module stays the user's own error.
+    """
+    target = target_of(kind, name)
+    module_name, _, function_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(missing + "."):
+            raise  # the module is there, something that it imports is not
+        file = module_name.replace(".", "/") + ".py"
+        raise TargetError(
+            f"{kind}: '{target}' names a module that does not exist: {missing}", hint=f"it is looked for as {file} in {os.getcwd()}"
+        ) from None
+    function = getattr(module, function_name, None)
+    if function is None:
+        close = difflib.get_close_matches(function_name, vars(module), n=1)
+        hint = f"did you mean '{module_name}:{close[0]}'?" if close else f"define it in {module.__file__}"
+        raise TargetError(f"{kind}: module {module_name} has no '{function_name}'", hint=hint)
+    if not callable(function):
+        raise TargetError(
+            f"{kind}: {target} is of type {type(function).__name__}, which cannot be called", hint="name a function that returns it"
+        )
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,125 @@
+"""A place for one test to launch jobs from: its own state, its own node folder, and a check that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command said and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Workspace:
+    """Runs the real command line in processes of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nodes = root / "nodes"
+        self.workdir = root / "work"
+        for folder in (self.workdir, root / "home", root / "tmp"):
+            folder.mkdir()
+        self.env = {
+            **os.environ,
+            "HOME": str(root / "home"),
+            "TMPDIR": str(root / "tmp"),
+            "XDG_STATE_HOME": str(root / "state"),
+            "NO_COLOR": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.workdir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def job(self, text: str, *, instances: int = 2, gpus: int = 1, name: str = "job.yaml") -> Path:
+        """A job file on instances of this machine; `text` is the rest of it."""
+        cluster = f"cluster: {{instances: {instances}, gpus_per_instance: {gpus}, device: cpu, dir: {self.nodes}}}\n"
+        return self.write(name, cluster + text)
+
+    def dtrain(self, *args: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Result:
+        """Run `dtrain ARGS` to its end."""
+        process = self.start(*args, env=env)
+        return self.wait(process, timeout_s)
+
+    def start(self, *args: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            (sys.executable, "-m", "dtrain", *map(str, args)),
+            cwd=self.workdir,
+            env={**self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def wait(self, process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> Result:
+        out, err = process.communicate(timeout=timeout_s)
+        return Result(process.returncode, out, err)
+
+    def status(self, job: str | None = None) -> dict[str, Any]:
+        """The newest job, or the one named, as `status --json` gives it."""
+        result = self.dtrain("status", *([job] if job else []), "--json")
+        assert result.code == 0, result.err
+        newest = json.loads(result.out)["jobs"][0]
+        assert isinstance(newest, dict)
+        return newest
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+        """Wait for something that another process does."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+            time.sleep(0.05)
+
+    def leftovers(self) -> dict[int, str]:
+        """Processes that belong to this workspace, by the folder that their command, variables or cwd name."""
+        marker = str(self.root).encode()
+        found = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                command = Path(f"/proc/{name}/cmdline").read_bytes()
+                told = command + Path(f"/proc/{name}/environ").read_bytes() + os.readlink(f"/proc/{name}/cwd").encode()
+            except OSError:  # ended meanwhile
+                continue
+            if marker in told:
+                found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        return found
+
+    def close(self) -> dict[int, str]:
+        """End what the test left, and say what that was."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        deadline = time.monotonic() + 5.0
+        while (left := self.leftovers()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return left

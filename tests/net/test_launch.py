@@ -1,0 +1,282 @@
+"""Jobs on instances of this machine, from the job file to the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+SHOW = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "DTRAIN_JOB_NAME")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+def test_every_rank_knows_its_place(workspace: Workspace) -> None:
+    workspace.write("show.py", SHOW)
+    result = workspace.dtrain("launch", workspace.job("name: places\nscript: show.py\n", gpus=2))
+    assert result.code == 0, result.err
+    logs = workspace.dtrain("logs")
+    seen = {int(line[1]): json.loads(line[4:]) for line in logs.out.splitlines()}
+    assert sorted(seen) == [0, 1, 2, 3]
+    for rank, env in seen.items():
+        assert env == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": str(rank // 2),
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "DTRAIN_JOB_NAME": "places",
+        }
+    for line in logs.out.splitlines():
+        assert line in result.err  # the same lines were on the screen while it ran
+
+
+def test_ranks_form_one_process_group(workspace: Workspace) -> None:
+    workspace.write(
+        "sum.py",
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.tensor([float(dist.get_rank())])\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', x.item())\n"
+        "dist.destroy_process_group()\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("script: sum.py\n", gpus=2))
+    assert result.code == 0, result.err
+    assert [f"[{rank}] sum 6.0" in result.err for rank in range(4)] == [True] * 4
+
+
+HOSTILE = ["", " ", "a b", "'", '"', "$HOME", "$(touch x)", "`id`", "new\nline", "\\", "*", "ünï 🚀", "--flag=1", "-- x", "64(x2)", "!!", "#no"]
+
+
+def test_arguments_and_values_arrive_byte_for_byte(workspace: Workspace) -> None:
+    workspace.write("tell.py", "import json, os, sys\njson.dump([sys.argv[1:], os.environ['VALUE'], os.environ['TYPED']], open('out/told.json', 'w'))\n")
+    value = "".join(HOSTILE)
+    text = json.dumps({"script": "tell.py", "args": HOSTILE, "env": {"VALUE": value}})[1:-1]
+    job = workspace.job("", instances=1)
+    job.write_text("{" + text + ', "cluster": ' + json.dumps({"instances": 1, "gpus_per_instance": 1, "device": "cpu", "dir": str(workspace.nodes)}) + "}")
+    job.write_text(job.read_text().replace('"env": {', '"env": {"TYPED": 1e-4, '))
+    result = workspace.dtrain("launch", job, "--", "--lr", "a  b")
+    assert result.code == 0, result.err
+    assert workspace.dtrain("fetch", "--to", workspace.root / "home").code == 0
+    told = json.loads((workspace.root / "home/node0/told.json").read_text())
+    assert told == [[*HOSTILE, "--lr", "a  b"], value, "1e-4"]
+
+
+def test_module_and_command_jobs(workspace: Workspace) -> None:
+    workspace.write("package/__init__.py", "")
+    workspace.write("package/train.py", "import sys\nprint('module', sys.argv[1:])\n")
+    result = workspace.dtrain("launch", workspace.job("module: package.train\nargs: --a 'b c'\n"))
+    assert result.code == 0, result.err
+    assert "[1] module ['--a', 'b c']" in result.err
+    result = workspace.dtrain("launch", workspace.job("command: echo rank $RANK of $WORLD_SIZE | tr a-z A-Z\n"))
+    assert result.code == 0, result.err
+    assert "[1] RANK 1 OF 2" in result.err
+    result = workspace.dtrain("launch", workspace.job("command: [printf, '%s|', $RANK, 'x y']\n"))
+    assert result.code == 0, result.err
+    assert "[0] $RANK|x y|" in result.err
+
+
+def test_a_secret_reaches_the_worker_and_nothing_else(workspace: Workspace) -> None:
+    workspace.write("use.py", "import os\nprint('length', len(os.environ['TOKEN']))\n")
+    secret = "s3cr3t-0f-th3-t3st"
+    job = workspace.job("script: use.py\nsecrets: [TOKEN]\n")
+    result = workspace.dtrain("launch", job, env={"TOKEN": secret})
+    assert result.code == 0, result.err
+    assert f"[0] length {len(secret)}" in result.err
+    kept = [path for folder in ("state", "nodes") for path in (workspace.root / folder).rglob("*") if path.is_file()]
+    assert kept
+    assert [path for path in kept if secret.encode() in path.read_bytes()] == []
+    missing = workspace.dtrain("launch", job)
+    assert missing.code == 65
+    assert "TOKEN" in missing.err
+
+
+def test_the_job_has_a_tree_of_its_own(workspace: Workspace) -> None:
+    """A job may write into its files; neither the user's folder nor a later job sees that."""
+    workspace.write("data.txt", "mine")
+    workspace.write("build/big.bin", "ignored")
+    workspace.write(".gitignore", "build/\n")
+    workspace.write(
+        "change.py", "import os\nprint(open('data.txt').read(), os.path.exists('build'))\nopen('data.txt', 'w').write('theirs')\n"
+    )
+    job = workspace.job("script: change.py\n", instances=1)
+    for _ in range(2):
+        result = workspace.dtrain("launch", job)
+        assert result.code == 0, result.err
+        assert "[0] mine False" in result.err
+    assert (workspace.workdir / "data.txt").read_text() == "mine"
+
+
+def test_outputs_persist_per_job_name_and_come_home(workspace: Workspace) -> None:
+    workspace.write(
+        "append.py",
+        "import os\n"
+        "assert os.path.realpath('out') == os.environ['DTRAIN_OUTPUT_DIR']\n"
+        "open(f'out/rank{os.environ[\"RANK\"]}.txt', 'a').write('x')\n",
+    )
+    job = workspace.job("name: keeps\nscript: append.py\n")
+    for _ in range(2):
+        assert workspace.dtrain("launch", job).code == 0
+    fetched = workspace.dtrain("fetch", "keeps")
+    assert fetched.code == 0, fetched.err
+    assert (workspace.workdir / "out/node0/rank0.txt").read_text() == "xx"
+    assert (workspace.workdir / "out/node1/rank1.txt").read_text() == "xx"
+    assert "0 of them new" in workspace.dtrain("fetch", "keeps").err
+    assert workspace.dtrain("launch", job).code == 0  # what was fetched is not sent back
+    assert not list(workspace.nodes.glob("jobs/*/*/tree/out/node0"))
+
+
+def test_status_and_logs_from_another_shell(workspace: Workspace) -> None:
+    workspace.write("wait.py", "import os, time\nprint('hello from', os.environ['RANK'])\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n")
+    go = workspace.root / "go"
+    launch = workspace.start("launch", workspace.job(f"name: waits\nscript: wait.py\nenv: {{GO: {go}}}\n"))
+    workspace.until(lambda: "hello from 1" in workspace.dtrain("logs").out, "the workers' first line")
+    running = workspace.status("waits")
+    assert (running["state"], running["exit_code"], running["cluster_size"]) == ("RUNNING", None, 2)
+    assert [rank["state"] for node in running["nodes"] for rank in node["ranks"]] == ["RUNNING", "RUNNING"]
+    assert workspace.dtrain("logs", "waits", "--ranks", "1").out == "[1] hello from 1\n"
+    go.touch()
+    assert workspace.wait(launch).code == 0
+    ended = workspace.status(running["job"][:5])
+    assert (ended["state"], ended["exit_code"], ended["exit_source"]) == ("SUCCEEDED", 0, "worker")
+    assert ended["ended_at"] >= ended["started_at"]
+
+
+def test_a_failing_worker_ends_the_job_with_its_own_code(workspace: Workspace) -> None:
+    workspace.write(
+        "fail.py",
+        "import os, sys, time, traceback\n"
+        "if os.environ['RANK'] == '2':\n"
+        "    try:\n"
+        "        raise ValueError('bad batch')\n"
+        "    except ValueError:\n"
+        "        traceback.print_exc()\n"
+        "        sys.stderr.flush()\n"
+        "        os._exit(3)\n"
+        "time.sleep(600)\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("name: fails\nscript: fail.py\n", gpus=2), timeout_s=60)
+    assert result.code == 3
+    assert "rank 2 on node1 failed with exit code 3: exception" in result.err
+    assert 'fail.py", line 4, in <module>' in result.err
+    assert "ValueError: bad batch" in result.err
+    assert "Traceback" in result.err and "torch/distributed/elastic" not in result.err
+    failed = workspace.status("fails")
+    assert (failed["state"], failed["exit_code"], failed["exit_source"]) == ("FAILED", 3, "worker")
+    cause = failed["first_failure"]
+    assert (cause["node"], cause["rank"], cause["exit_code"], cause["reason"]) == ("node1", 2, 3, "exception")
+
+
+def test_the_cause_is_the_worker_that_failed_not_the_one_that_lost_it(workspace: Workspace) -> None:
+    workspace.write(
+        "lose.py",
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1: os._exit(7)\n"
+        "dist.all_reduce(torch.ones(1 << 20))\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("script: lose.py\n"), timeout_s=60)
+    assert result.code == 7, result.err
+    assert "rank 1 on node1 failed with exit code 7" in result.err
+
+
+def test_a_signal_and_a_missing_program_have_names(workspace: Workspace) -> None:
+    result = workspace.dtrain("launch", workspace.job("command: kill -SEGV $$\n", instances=1))
+    assert result.code == 139
+    assert "SIGSEGV (exit code 139): segfault" in result.err
+    result = workspace.dtrain("launch", workspace.job("command: [no-such-program]\n", instances=1))
+    assert result.code == 127
+    assert "cannot start no-such-program: No such file or directory" in result.err
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+subprocess.Popen("sleep 601 & disown", shell=True, executable="/bin/bash")
+print("ready", flush=True)
+while True: time.sleep(0.1)
+"""
+
+
+def test_ctrl_c_ends_even_what_ignores_term(workspace: Workspace) -> None:
+    workspace.write("stubborn.py", STUBBORN)
+    launch = workspace.start("launch", workspace.job("script: stubborn.py\ngrace: 1\n"))
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    began = time.monotonic()
+    launch.send_signal(signal.SIGINT)
+    result = workspace.wait(launch, timeout_s=30)
+    assert result.code == 130
+    assert time.monotonic() - began < 20
+    assert "told to end" in workspace.dtrain("logs").out
+    assert workspace.leftovers() == {}
+    assert workspace.status()["state"] == "STOPPED"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(workspace: Workspace) -> None:
+    workspace.write("stubborn.py", STUBBORN)
+    launch = workspace.start("launch", workspace.job("script: stubborn.py\ngrace: 300\n"))
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    launch.send_signal(signal.SIGINT)
+    workspace.until(lambda: workspace.dtrain("logs").out.count("told to end") == 2, "TERM to arrive")
+    launch.send_signal(signal.SIGINT)
+    assert workspace.wait(launch, timeout_s=30).code == 130
+    assert workspace.leftovers() == {}
+
+
+def test_a_daemon_that_outlives_its_worker_is_ended(workspace: Workspace) -> None:
+    workspace.write("leave.py", "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\nprint('done')\n")
+    result = workspace.dtrain("launch", workspace.job("script: leave.py\n"))
+    assert result.code == 0, result.err
+    assert workspace.leftovers() == {}
+
+
+@pytest.mark.parametrize("victim", ["agent", "guard"])
+def test_agent_and_guard_clean_up_after_each_other(workspace: Workspace, victim: str) -> None:
+    workspace.write("stubborn.py", STUBBORN)
+    launch = workspace.start("launch", workspace.job("name: hit\nscript: stubborn.py\ngrace: 1\n"))
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    guards = [pid for pid, command in workspace.leftovers().items() if " guard " in command and "/node1" in command]
+    assert len(guards) == 2  # the agent is a fork of the guard
+    agent = max(guards, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in guards)
+    os.kill(agent if victim == "agent" else next(pid for pid in guards if pid != agent), signal.SIGKILL)
+    result = workspace.wait(launch, timeout_s=40)
+    assert result.code == 69, result.err
+    assert f"node1 failed: dtrain's {victim} on it was killed" in result.err
+    assert workspace.leftovers() == {}
+
+
+def test_a_killed_launcher_leaves_nothing_once_the_lease_is_over(workspace: Workspace) -> None:
+    workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    launch = workspace.start("launch", workspace.job("name: leased\nscript: sleep.py\ngrace: 1\n"), "--lease", "3")
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    launch.kill()
+    launch.communicate()
+    assert workspace.leftovers() != {}
+    workspace.until(lambda: workspace.leftovers() == {}, "the lease to end the job", timeout_s=30)
+    assert workspace.status("leased")["state"] == "STOPPED"
+
+
+def test_two_jobs_at_once_do_not_touch_each_other(workspace: Workspace) -> None:
+    workspace.write("wait.py", "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n")
+    go = workspace.root / "go"
+    long = workspace.start("launch", workspace.job(f"name: long\nscript: wait.py\nenv: {{GO: {go}}}\n", name="long.yaml"))
+    workspace.until(lambda: workspace.dtrain("logs", "long").out.count("ready") == 2, "the first job")
+    workspace.write("fail.py", "import os\nos._exit(4)\n")
+    assert workspace.dtrain("launch", workspace.job("name: short\nscript: fail.py\n", name="short.yaml")).code == 4
+    go.touch()
+    assert workspace.wait(long).code == 0
