@@ -16,8 +16,8 @@ from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
 from dtrain.start import Progress, start, targets_of
 from dtrain.store import JobRecord, Store
-from dtrain.sync import fetch_outputs
 from dtrain.supervise import Supervisor, catch_up
+from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher
 ASK_NODES_S = 3.0

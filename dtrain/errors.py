@@ -1,13 +1,13 @@
 """Every error that dtrain itself raises, as a tree; a class fixes the exit code.
 
-    DtrainError                70  a fault of dtrain's own unless a subclass says otherwise
-    ├── SpecError              65  the job or cluster file is wrong
-    ├── NoSuchJob              66  no job of that id or name
-    ├── NodeUnreachable        69  a node cannot be reached, or was lost
-    ├── NoSpace                73  no room for the store or a node's folder
-    ├── NodesBusy              75  the GPUs asked for are not free
-    ├── AccessDenied           77  authentication failed or a host key was refused
-    └── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
+DtrainError                70  a fault of dtrain's own unless a subclass says otherwise
+├── SpecError              65  the job or cluster file is wrong
+├── NoSuchJob              66  no job of that id or name
+├── NodeUnreachable        69  a node cannot be reached, or was lost
+├── NoSpace                73  no room for the store or a node's folder
+├── NodesBusy              75  the GPUs asked for are not free
+├── AccessDenied           77  authentication failed or a host key was refused
+└── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
 """
 
 from __future__ import annotations

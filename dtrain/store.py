@@ -85,7 +85,9 @@ class Store:
             self._db.execute("PRAGMA journal_mode=DELETE")  # homes may be on NFS, where a write-ahead log does not work
             self._db.executescript(_SCHEMA)
         except (OSError, sqlite3.OperationalError) as error:
-            raise NoSpace(f"{root}: the job store cannot be opened: {error}", hint="set XDG_STATE_HOME to a folder you can write") from error
+            raise NoSpace(
+                f"{root}: the job store cannot be opened: {error}", hint="set XDG_STATE_HOME to a folder you can write"
+            ) from error
 
     @classmethod
     def default(cls, environ: Mapping[str, str] = os.environ) -> Store:
@@ -101,7 +103,15 @@ class Store:
                 return job
 
     def add(
-        self, job: str, plan: LaunchPlan, cluster: ClusterSpec, *, workdir: Path, outputs: str, git_commit: str | None, workdir_hash: str | None
+        self,
+        job: str,
+        plan: LaunchPlan,
+        cluster: ClusterSpec,
+        *,
+        workdir: Path,
+        outputs: str,
+        git_commit: str | None,
+        workdir_hash: str | None,
     ) -> None:
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
@@ -137,7 +147,9 @@ class Store:
         if by_name:
             return (running or by_name)[0]
         if by_id:
-            raise NoSuchJob(f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it")
+            raise NoSuchJob(
+                f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it"
+            )
         raise NoSuchJob(f"no job has the id or name {wanted}", hint="dtrain status lists them")
 
     # ---- what the nodes say ----
@@ -210,7 +222,9 @@ class Store:
             with self._db:
                 yield
         except (OSError, sqlite3.OperationalError) as error:
-            raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there; the job goes on") from error
+            raise NoSpace(
+                f"{self.root}: the job store cannot be written: {error}", hint="free some space there; the job goes on"
+            ) from error
 
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"

@@ -50,7 +50,9 @@ def git_commit(workdir: Path) -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    answer = subprocess.run((git, "-C", str(workdir), "rev-parse", "HEAD"), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    answer = subprocess.run(
+        (git, "-C", str(workdir), "rev-parse", "HEAD"), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
@@ -68,10 +70,10 @@ def send_tree(link: Link, workdir: Path, entries: Sequence[TreeEntry], progress:
     sent = 0
     for entry, path in files:
         for part in tree.read_parts(str(path)):
-            link.tell(wire.PutFile(entry.digest, last=False), part)
+            link.tell(wire.PutFile(entry.digest, entry.path, last=False), part)
             sent += len(part)
             progress(sent, total)
-        link.tell(wire.PutFile(entry.digest, last=True))
+        link.tell(wire.PutFile(entry.digest, entry.path, last=True))
     if files:
         link.ask(wire.FilesSent())
 

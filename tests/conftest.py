@@ -11,7 +11,6 @@ import pytest
 from tests.cluster import Workspace
 
 
-
 def _skipped(config: pytest.Config) -> list[str]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return [] if reporter is None else [report.nodeid for report in reporter.stats.get("skipped", [])]

@@ -15,7 +15,9 @@ from dtrain.store import Store
 @click.command("fetch", epilog="Example: dtrain fetch digits --to results")
 @click.argument("job", required=False)
 @click.option("--node", help="Only what this node keeps.")
-@click.option("--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: the outputs folder of the job's workdir.")
+@click.option(
+    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: the outputs folder of the job's workdir."
+)
 def command(job: str | None, node: str | None, to: Path | None) -> None:
     """Bring the outputs of a JOB (default: the newest) home, each node's into DIR/NODE.
 

@@ -112,5 +112,3 @@ def _stop_on_signals(supervisor: Supervisor, grace_s: float, view: LiveView) -> 
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-
-

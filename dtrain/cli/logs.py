@@ -17,7 +17,7 @@ from dtrain.supervise import Supervisor
 _READ_BYTES = 1 << 20
 
 
-class _Ranks(click.ParamType):
+class _Ranks(click.ParamType[frozenset[int]]):
     """0,8-15"""
 
     name = "RANKS"

@@ -244,7 +244,9 @@ class Agent:
         survivors = procs.kill_all(self._on_exit, KILL_TIMEOUT_S)
         while self._drain():
             pass
-        outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in ("stop", "ctrl-c", "failure", "lease-over") else "failed"
+        outcome = (
+            "succeeded" if self._succeeded() else "stopped" if self._cause in ("stop", "ctrl-c", "failure", "lease-over") else "failed"
+        )
         detail = _tail(self._folder.stream(wire.LAUNCHER_LOG)) if self._cause == "launcher-failed" else ""
         self._event(wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, as_survivors(survivors)))
 

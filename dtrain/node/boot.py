@@ -1,10 +1,10 @@
 """First code on a node: sent as text to a Python that reads it from stdin, it makes sure of the bundle and starts a session.
 
-    node:  MAGIC
-    here:  length and text of this file (read by the one constant command of the transport)
-    here:  a line of JSON: {"hash": ..., "size": bytes, "dir": ...}
-    node:  "have\n" or "want\n"; after "want" the zip follows
-    then:  frames (wire.py)
+node:  MAGIC
+here:  length and text of this file (read by the one constant command of the transport)
+here:  a line of JSON: {"hash": ..., "size": bytes, "dir": ...}
+node:  "have\n" or "want\n"; after "want" the zip follows
+then:  frames (wire.py)
 """
 
 import io
@@ -39,7 +39,7 @@ def _read(size: int) -> bytes:
 
 def _bundle() -> str:
     wanted = json.loads(_read_line())
-    root = wanted["dir"] if wanted["dir"] != "auto" else "/var/tmp/dtrain-%d" % os.getuid()
+    root = wanted["dir"] if wanted["dir"] != "auto" else f"/var/tmp/dtrain-{os.getuid()}"
     folder = os.path.join(root, "bundles", wanted["hash"])
     if os.path.isdir(folder) and os.stat(folder).st_uid == os.getuid():
         os.write(1, b"have\n")
@@ -48,7 +48,7 @@ def _bundle() -> str:
     data = _read(wanted["size"])
     os.makedirs(root, mode=0o700, exist_ok=True)
     if os.lstat(root).st_uid != os.getuid() or os.path.islink(root):
-        sys.exit("%s is not a folder of this user" % root)
+        sys.exit(f"{root} is not a folder of this user")
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     unpacked = tempfile.mkdtemp(dir=os.path.dirname(folder))
     zipfile.ZipFile(io.BytesIO(data)).extractall(unpacked)
@@ -62,7 +62,7 @@ def _bundle() -> str:
 try:
     sys.path.insert(0, _bundle())
 except OSError as error:
-    sys.exit("%s: %s" % (error.strerror, error.filename))
+    sys.exit(f"{error.strerror}: {error.filename}")
 from dtrain.node.session import main  # noqa: E402
 
 sys.exit(main([]))

@@ -3,23 +3,25 @@
 Python puts the bundle folder itself first on sys.path, so no dtrain/ folder of a user's can come before it.
 """
 
+import importlib
+import os
 import sys
+
+_ENTRIES = {
+    "guard": "dtrain.node.guard",
+    "worker": "dtrain.node.worker",
+    "trainer": "dtrain.trainers.main",
+    "allreduce": "dtrain.bench.allreduce",
+}
 
 
 def main() -> int:
     entry, argv = sys.argv[1], sys.argv[2:]
-    if entry == "guard":
-        from dtrain.node.guard import main as run
-    elif entry == "worker":
-        from dtrain.node.worker import main as run
-    elif entry == "trainer":
-        sys.path.insert(1, "")  # the job's working directory: a model of the user's own is imported from there
-        from dtrain.trainers.main import main as run
-    elif entry == "allreduce":
-        from dtrain.bench.allreduce import main as run
-    else:
-        raise SystemExit(f"dtrain: no entry {entry!r}")
-    return run(argv)
+    if entry == "trainer":
+        sys.path.insert(1, os.getcwd())  # the job's working directory: a model of the user's own is imported from there
+    code = importlib.import_module(_ENTRIES[entry]).main(argv)
+    assert isinstance(code, int)
+    return code
 
 
 if __name__ == "__main__":

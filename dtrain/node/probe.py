@@ -67,9 +67,7 @@ def _gpus() -> tuple[Gpu, ...]:
     if tool is None:
         return ()
     query = [tool, "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(
-        query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
-    )
+    answer = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False)
     if answer.returncode != 0:  # the tool without a driver
         return ()
     rows = [line.split(", ") for line in answer.stdout.splitlines() if line.strip()]

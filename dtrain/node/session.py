@@ -101,7 +101,8 @@ class _Session:
         elif isinstance(order, wire.OfferTree):
             self._reply(wire.WantFiles(self._blobs.missing(order.entries)))
         elif isinstance(order, wire.PutFile):
-            self._blobs.put(order.digest, payload, order.last)
+            if not self._blobs.put(order.digest, payload, order.last):
+                self._reply(wire.Failed("setup", f"{order.path} changed while it was sent", "name it in .dtrainignore, or launch again"))
         elif isinstance(order, wire.FilesSent):
             self._reply(wire.Done())
         elif isinstance(order, wire.Prepare):

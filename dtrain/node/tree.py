@@ -61,12 +61,8 @@ class Blobs:
         wanted = dict.fromkeys(entry.digest for entry in entries if entry.digest)
         return tuple(digest for digest in wanted if not os.path.exists(self._path(digest)))
 
-    def put(self, digest: str, part: bytes, last: bool) -> None:
-        """Take the next part of a content.
-
-        Raises:
-            ValueError: the whole is not what its digest says.
-        """
+    def put(self, digest: str, part: bytes, last: bool) -> bool:
+        """Take the next part of a content. False: that was the last, and the whole is not what its digest says."""
         if self._incoming is None:
             fd, path = tempfile.mkstemp(dir=self._folder, prefix="incoming-")
             self._incoming = path, fd
@@ -77,9 +73,10 @@ class Blobs:
             os.close(fd)
             if file_digest(path) != digest:
                 os.unlink(path)
-                raise ValueError(f"a file changed while it was sent: expected digest {digest}")
+                return False
             os.makedirs(os.path.dirname(self._path(digest)), mode=0o700, exist_ok=True)
             os.replace(path, self._path(digest))
+        return True
 
     def make_tree(self, entries: Sequence[TreeEntry], root: str) -> None:
         """Lay out the entries below `root`, which must not exist. Files are copies: a job may change its own."""

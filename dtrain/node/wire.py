@@ -82,6 +82,7 @@ class PutFile(Message):
     """A part of a file's content as payload; parts come in order, `last` marks the end. Not answered; FilesSent is."""
 
     digest: str
+    path: str  # for messages
     last: bool
 
 
@@ -314,7 +315,7 @@ Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, NodeSto
 
 def to_json(message: Message) -> str:
     assert is_dataclass(message)
-    return json.dumps({"type": type(message).__name__, **asdict(message)})  # type: ignore[arg-type]
+    return json.dumps({"type": type(message).__name__, **asdict(message)})
 
 
 def from_json(text: Union[str, bytes]) -> Message:
@@ -325,7 +326,8 @@ def from_json(text: Union[str, bytes]) -> Message:
     """
     try:
         values = json.loads(text)
-        return _build(Message.types[values.pop("type")], values)
+        message: Message = _build(Message.types[values.pop("type")], values)
+        return message
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a dtrain message: {text[:200]!r}") from error
 

@@ -32,8 +32,8 @@ def main(argv: list[str]) -> int:
         argv: the job folder.
     """
     procs.die_with_parent()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the user's process is in our group and gets it too; we stay to report
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, lambda *_: None)  # the user's process is in our group and gets it too; we stay to report
     folder = JobFolder(argv[0])
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     agent = folder.connect()

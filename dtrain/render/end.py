@@ -36,7 +36,9 @@ def print_end(console: Console, name: str, job: str, state: JobState, evaluation
     console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style), took), soft_wrap=True)
     for node in state.nodes:
         for survivor in node.survivors:
-            console.print(Text(f"{node.name}: process {survivor.pid} ({survivor.state}) is still there: {survivor.command}", "red"), soft_wrap=True)
+            console.print(
+                Text(f"{node.name}: process {survivor.pid} ({survivor.state}) is still there: {survivor.command}", "red"), soft_wrap=True
+            )
 
 
 def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None:
@@ -51,5 +53,9 @@ def describe(failure: Failure) -> str:
     """One sentence: who ended, how, and why."""
     if failure.rank is None:
         return f"{failure.node} failed: {_REASONS.get(failure.reason, failure.reason)}"
-    ended = f"exit code {failure.exit_code}" if failure.signal is None else f"{signal.Signals(failure.signal).name} (exit code {failure.exit_code})"
+    ended = (
+        f"exit code {failure.exit_code}"
+        if failure.signal is None
+        else f"{signal.Signals(failure.signal).name} (exit code {failure.exit_code})"
+    )
     return f"rank {failure.rank} on {failure.node} failed with {ended}: {failure.reason}"

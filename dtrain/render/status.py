@@ -47,7 +47,12 @@ def print_jobs(console: Console, views: Sequence[JobView]) -> None:
         state = view.state.state.value
         exit_code = "" if view.state.exit_code is None else str(view.state.exit_code)
         table.add_row(
-            view.record.job, view.record.name, Text(state, _STYLES.get(state, "")), str(view.plan.cluster_size), _took(view.state), exit_code
+            view.record.job,
+            view.record.name,
+            Text(state, _STYLES.get(state, "")),
+            str(view.plan.cluster_size),
+            _took(view.state),
+            exit_code,
         )
     console.print(table)
 

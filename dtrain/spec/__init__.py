@@ -2,7 +2,7 @@
 
 from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions, this_machine
 from dtrain.spec.job import Command, JobSpec, Module, Run, Script
-from dtrain.spec.load import is_cluster_file, load_cluster, load_job
+from dtrain.spec.load import benchmark_job, is_cluster_file, load_cluster, load_job
 
 __all__ = [
     "ClusterSpec",
@@ -13,6 +13,7 @@ __all__ = [
     "Run",
     "Script",
     "SshOptions",
+    "benchmark_job",
     "is_cluster_file",
     "load_cluster",
     "load_job",

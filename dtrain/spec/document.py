@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -84,7 +84,7 @@ def _one(where: str, message: str, hint: str | None) -> SpecError:
     return SpecError([Problem(where, message, hint)])
 
 
-def _at(shown: str, mark: yaml.Mark) -> str:
+def _at(shown: str, mark: Any) -> str:
     return f"{shown}:{mark.line + 1}:{mark.column + 1}"
 
 
@@ -144,7 +144,7 @@ def _refuse_depth_and_tags(loader: yaml.SafeLoader, shown: str) -> None:
     """On the events, which PyYAML reads without recursion; building the tree below them recurses."""
     depth = 0
     while loader.check_event():
-        event = loader.get_event()
+        event = loader.get_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
@@ -230,6 +230,7 @@ class _Reading:
             return self.mapping(node, at)
         if isinstance(node, yaml.SequenceNode):
             return self._list(node, at)
+        assert isinstance(node, yaml.ScalarNode)
         if node.style is None:
             self.plain.add(at)
             if not node.value:

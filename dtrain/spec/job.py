@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from dtrain.bench.config import AllreduceConfig
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
 from dtrain.spec.document import Document
 from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
@@ -38,7 +39,7 @@ class Command:
     argv: tuple[str, ...]
 
 
-Run: TypeAlias = Script | Module | Command | TrainerConfig
+Run: TypeAlias = Script | Module | Command | TrainerConfig | AllreduceConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import Problem, SpecError
 from dtrain.spec.cluster import ClusterFile, ClusterSpec, cluster_spec, this_machine
-from dtrain.spec.document import Document, read_document
+from dtrain.spec.document import read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, is_text, job_spec
 from dtrain.spec.mistake import Mistake, nearest_file, typed
 from dtrain.spec.shape import fit, keys_at
@@ -37,6 +38,7 @@ def load_job(path: Path, *, cluster: Path | None = None, arguments: Sequence[str
     if "instances" in document.values and not any(key in document.values for key in RUN_KEYS):
         hint = f"give a job file, and this one with --cluster {document.shown} or in the job file as `cluster: {document.shown}`"
         raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint)]))
+    file: JobFile | None
     file, mistakes = fit(_JOB, document, elsewhere=_hints(_CLUSTER, "it belongs to the cluster: write it under `cluster:`"))
     others = _argument_problems(arguments)
     where = this_machine()
@@ -65,6 +67,7 @@ def load_cluster(path: Path) -> ClusterSpec:
             (run_keys[0],), "this is a job file; a cluster file is wanted", f"a cluster file has instances: `{_CLUSTER_EXAMPLE}`"
         )
         raise SpecError(document.problems([mistake]))
+    file: ClusterFile | None
     file, mistakes = fit(_CLUSTER, document, elsewhere=_hints(_JOB, "it belongs into the job file"))
     absolute = _absolute(path)
     if file is None:
@@ -79,6 +82,34 @@ def load_cluster(path: Path) -> ClusterSpec:
 def is_cluster_file(path: Path) -> bool:
     """Whether it has `instances`. Raises SpecError where it cannot be read."""
     return "instances" in read_document(path, example=_JOB_EXAMPLE).values
+
+
+def benchmark_job(path: Path | None, config: AllreduceConfig) -> JobSpec:
+    """A job that measures instead of training.
+
+    Args:
+        path: a cluster file, or a job file whose cluster is meant; None: this machine.
+
+    Raises:
+        SpecError: all that is wrong with the file.
+    """
+    return JobSpec(
+        path=_absolute(path or Path("benchmark-allreduce")),
+        name="allreduce",
+        cluster=this_machine() if path is None else _any_cluster(path),
+        launcher="torchrun",
+        workdir=Path("/"),  # it needs no files
+        sync=False,
+        outputs="out",
+        env={},
+        secrets=(),
+        run=config,
+        grace=5.0,
+    )
+
+
+def _any_cluster(path: Path) -> ClusterSpec:
+    return load_cluster(path) if is_cluster_file(path) else load_job(path).cluster
 
 
 def _absolute(path: Path) -> Path:

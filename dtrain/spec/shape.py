@@ -7,14 +7,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from dtrain.spec.document import Document, Value
 from dtrain.spec.mistake import Mistake, Place, named, nearest, typed
-
-_Shape = TypeVar("_Shape")
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -32,7 +30,7 @@ _WANTED = {
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def fit(shape: TypeAdapter[_Shape], document: Document, *, elsewhere: Mapping[str, str]) -> tuple[_Shape | None, list[Mistake]]:
+def fit(shape: TypeAdapter[Any], document: Document, *, elsewhere: Mapping[str, str]) -> tuple[Any, list[Mistake]]:
     """The document in that shape, and what is wrong with it.
 
     With mistakes the object is made of what remains without them, so that its meaning can be checked too; None if too little
@@ -60,7 +58,7 @@ def keys_at(shape: TypeAdapter[Any], at: Place) -> Sequence[str]:
     return [key for branch in branches for key in branch.get("properties", ())]
 
 
-def _validate(shape: TypeAdapter[_Shape], values: dict[str, Value]) -> tuple[_Shape | None, list[tuple[Place, Any]]]:
+def _validate(shape: TypeAdapter[Any], values: dict[str, Value]) -> tuple[Any, list[tuple[Place, Any]]]:
     """As JSON and strict, because pydantic then turns no text into a number by rules of its own."""
     try:
         return shape.validate_json(json.dumps(values), strict=True), []
@@ -72,12 +70,13 @@ def _place(values: Value, loc: Iterable[str | int]) -> Place:
     """The document's path in pydantic's location, which also names the branch taken at a union, and keys that are missing."""
     at: list[str | int] = []
     for part in loc:
-        if isinstance(values, dict) and isinstance(part, str) and part in values:
-            values = values[part]
-        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
-            values = values[part]
-        else:
-            continue
+        match values:
+            case dict() if isinstance(part, str) and part in values:
+                values = values[part]
+            case list() if isinstance(part, int) and part < len(values):
+                values = values[part]
+            case _:
+                continue
         at.append(part)
     return tuple(at)
 
@@ -99,12 +98,12 @@ def _convert(values: Value, at: Place, error_type: str, plain: frozenset[Place])
         converted = text == "true"
     else:
         return
-    holder[at[-1]] = converted  # type: ignore[index, call-overload]
+    holder[at[-1]] = converted  # type: ignore[index]
 
 
 def _value_at(values: Value, at: Place) -> Value:
     for part in at:
-        values = values[part]  # type: ignore[index, call-overload]
+        values = values[part]  # type: ignore[index]
     return values
 
 

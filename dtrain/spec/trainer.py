@@ -55,4 +55,4 @@ def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong:
 
 
 def _at_least_1(at: Place, number: int | None) -> list[Mistake]:
-    return [Mistake(at, f"{named(at)} must be at least 1, not {number}"] if number is not None and number < 1 else []
+    return [Mistake(at, f"{named(at)} must be at least 1, not {number}")] if number is not None and number < 1 else []

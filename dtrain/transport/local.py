@@ -17,7 +17,7 @@ class LocalTransport:
 
 class _LocalChannel:
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._process = subprocess.Popen(
             (sys.executable, "-I", "-S", "-c", STAGE0),
             cwd="/",

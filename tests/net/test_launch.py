@@ -58,15 +58,41 @@ def test_ranks_form_one_process_group(workspace: Workspace) -> None:
     assert [f"[{rank}] sum 6.0" in result.err for rank in range(4)] == [True] * 4
 
 
-HOSTILE = ["", " ", "a b", "'", '"', "$HOME", "$(touch x)", "`id`", "new\nline", "\\", "*", "ünï 🚀", "--flag=1", "-- x", "64(x2)", "!!", "#no"]
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    "$HOME",
+    "$(touch x)",
+    "`id`",
+    "new\nline",
+    "\\",
+    "*",
+    "ünï 🚀",
+    "--flag=1",
+    "-- x",
+    "64(x2)",
+    "!!",
+    "#no",
+]
 
 
 def test_arguments_and_values_arrive_byte_for_byte(workspace: Workspace) -> None:
-    workspace.write("tell.py", "import json, os, sys\njson.dump([sys.argv[1:], os.environ['VALUE'], os.environ['TYPED']], open('out/told.json', 'w'))\n")
+    workspace.write(
+        "tell.py", "import json, os, sys\njson.dump([sys.argv[1:], os.environ['VALUE'], os.environ['TYPED']], open('out/told.json', 'w'))\n"
+    )
     value = "".join(HOSTILE)
     text = json.dumps({"script": "tell.py", "args": HOSTILE, "env": {"VALUE": value}})[1:-1]
     job = workspace.job("", instances=1)
-    job.write_text("{" + text + ', "cluster": ' + json.dumps({"instances": 1, "gpus_per_instance": 1, "device": "cpu", "dir": str(workspace.nodes)}) + "}")
+    job.write_text(
+        "{"
+        + text
+        + ', "cluster": '
+        + json.dumps({"instances": 1, "gpus_per_instance": 1, "device": "cpu", "dir": str(workspace.nodes)})
+        + "}"
+    )
     job.write_text(job.read_text().replace('"env": {', '"env": {"TYPED": 1e-4, '))
     result = workspace.dtrain("launch", job, "--", "--lr", "a  b")
     assert result.code == 0, result.err
@@ -140,7 +166,10 @@ def test_outputs_persist_per_job_name_and_come_home(workspace: Workspace) -> Non
 
 
 def test_status_and_logs_from_another_shell(workspace: Workspace) -> None:
-    workspace.write("wait.py", "import os, time\nprint('hello from', os.environ['RANK'])\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n")
+    workspace.write(
+        "wait.py",
+        "import os, time\nprint('hello from', os.environ['RANK'])\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n",
+    )
     go = workspace.root / "go"
     launch = workspace.start("launch", workspace.job(f"name: waits\nscript: wait.py\nenv: {{GO: {go}}}\n"))
     workspace.until(lambda: "hello from 1" in workspace.dtrain("logs").out, "the workers' first line")
@@ -272,7 +301,9 @@ def test_a_killed_launcher_leaves_nothing_once_the_lease_is_over(workspace: Work
 
 
 def test_two_jobs_at_once_do_not_touch_each_other(workspace: Workspace) -> None:
-    workspace.write("wait.py", "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n")
+    workspace.write(
+        "wait.py", "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
+    )
     go = workspace.root / "go"
     long = workspace.start("launch", workspace.job(f"name: long\nscript: wait.py\nenv: {{GO: {go}}}\n", name="long.yaml"))
     workspace.until(lambda: workspace.dtrain("logs", "long").out.count("ready") == 2, "the first job")
