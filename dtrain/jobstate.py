@@ -144,7 +144,7 @@ class JobState:
     def first_failure(self) -> Failure | None:
         """The root cause: the earliest failure that is not a symptom; a symptom only where nothing else explains it."""
         causes = [failure for failure in self.failures if not failure.symptom]
-        if not causes and self.stop_cause is None:
+        if not causes and any(node.state is State.FAILED for node in self.nodes):
             causes = list(self.failures)
         return min(causes, key=lambda failure: failure.at, default=None)
 

@@ -144,8 +144,8 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
         gpus = default_gpus if one.gpus is None else _gpus(one.gpus)
         own_ssh = _merged(ssh, one.ssh, folder)
         instances += [Instance(host, host, gpus, one.address, one.python or file.python, own_ssh) for host in hosts]
-    if len(instances) > MAX_HOSTS:
-        mistakes.append(Mistake(at, f"{named(at)} stands for {len(instances)} hosts; at most {MAX_HOSTS} can be used", "check the ranges"))
+        if len(instances) > MAX_HOSTS:
+            return (), [*mistakes, Mistake(here, f"with this item {named(at)} stands for more than {MAX_HOSTS} hosts", "check the ranges")]
     return tuple(instances), mistakes
 
 
@@ -158,11 +158,11 @@ def _hosts(text: str, at: Place, seen: set[str]) -> tuple[tuple[str, ...], list[
     wrong = [host for host in hosts if not SAFE_NAME.fullmatch(host)]
     if wrong:
         return hosts, [Mistake(at, f"{typed(wrong[0])} is no host name", _host_hint(wrong[0]))]
-    twice = [host for position, host in enumerate(hosts) if host in seen or host in hosts[:position]]
-    seen.update(hosts)
-    return hosts, [
-        Mistake(at, f"the host '{host}' stands here a second time", "every host is one instance: remove one") for host in twice[:1]
-    ]
+    for host in hosts:
+        if host in seen:
+            return hosts, [Mistake(at, f"the host '{host}' stands here a second time", "every host is one instance: remove one")]
+        seen.add(host)
+    return hosts, []
 
 
 def _host_hint(text: str) -> str:
@@ -196,11 +196,13 @@ def _gpus_mistakes(gpus: int | Sequence[int] | str, at: Place) -> list[Mistake]:
         return [] if gpus >= 1 else [Mistake(at, f"{name} must be at least 1, not {gpus}", hint)]
     if not gpus:
         return [Mistake(at, f"{name} is an empty list", "list the indices of the GPUs, or write auto")]
+    seen: set[int] = set()
     for index, gpu in enumerate(gpus):
         if gpu < 0:
             return [Mistake((*at, index), f"there is no GPU {gpu}", "GPUs are counted from 0")]
-        if gpu in gpus[:index]:
+        if gpu in seen:
             return [Mistake((*at, index), f"GPU {gpu} stands here a second time", "every worker has a GPU of its own: remove one")]
+        seen.add(gpu)
     return []
 
 

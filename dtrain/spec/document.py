@@ -171,7 +171,7 @@ def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str | No
         return f"not YAML: {problem}", "put quotes around the text"
     if problem.startswith("expected ',' or") and re.search(r"[\w.-]\[[\d,-]+\]?", line):
         return f"not YAML: {problem}", 'a range in a [...] list wants quotes: ["trn[01-16].lab"]'
-    if "undefined alias" in problem:
+    if "undefined alias" in problem or error.context == "while scanning an alias":
         return f"not YAML: {problem}", "put quotes around a text that starts with '*'"
     if "but found another document" in problem:
         return "a second document begins here", "keep one job or cluster a file, without a line '---' between"
@@ -246,10 +246,10 @@ class _Reading:
 
     def _text(self, node: yaml.ScalarNode) -> str:
         text: str = node.value
-        whole = text.encode(errors="replace").decode()
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON writes one character as a pair of escapes
         if "\0" in text:
             self._fault(node, "the text holds a NUL character, which no argument or variable can hold", "remove it")
-        if whole != text:
+        if "\ufffd" in whole and "\ufffd" not in text:
             self._fault(
                 node, "the text holds half of a surrogate pair, which is no character", r'write the character itself, or "\U0001F600"'
             )

@@ -174,12 +174,13 @@ def _env(texts: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[d
 
 def _secrets_mistakes(names: Sequence[str], env: Mapping[str, str], environ: Mapping[str, str]) -> list[Mistake]:
     mistakes: list[Mistake] = []
+    seen: set[str] = set()
     for index, name in enumerate(names):
         at = ("secrets", index)
         if not name or "=" in name:
             hint = "a secret's value never stands in a file: write the name, and export the value before the launch"
             mistakes.append(Mistake(at, "a secret is listed by its name alone", hint))
-        elif name in names[:index]:
+        elif name in seen:
             mistakes.append(Mistake(at, f"{name} stands here a second time", "remove one"))
         elif name in env:
             mistakes.append(Mistake(at, f"{name} stands in env too, which is shown and stored", "remove it from env"))
@@ -187,6 +188,7 @@ def _secrets_mistakes(names: Sequence[str], env: Mapping[str, str], environ: Map
             mistakes.append(Mistake(at, f"the secret {name} is not set here", f"export {name} before the launch"))
         elif not is_text(environ[name]):
             mistakes.append(Mistake(at, f"the value of the secret {name} is not UTF-8", "set it to text"))
+        seen.add(name)
     return mistakes
 
 
@@ -218,6 +220,8 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) ->
         if misspelt(RUN_KEYS, (), around.wrong):
             return None, []
         return None, [Mistake((), "nothing says what to run", "add one of script, module, command, trainer, such as `script: train.py`")]
+    if not document.given(*there):
+        return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
     if there == ["trainer"]:
         mistakes = trainer_mistakes(file.trainer, document, around.wrong)
         if file.args is not None:
@@ -225,8 +229,6 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) ->
                 Mistake(("args",), "args are for a script, a module or a command, not for a trainer", "write the trainer's keys instead")
             )
         return file.trainer, mistakes
-    if not document.given(*there):
-        return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
     args += around.arguments
     if file.script is not None:
         path, mistakes = _script(file, file.script, workdir, around.wrong)
@@ -238,7 +240,12 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) ->
     return None, []  # of a wrong type
 
 
-_EXAMPLES = {"script": "train.py", "module": "my_package.train", "command": "[accelerate, launch, train.py]"}
+_EXAMPLES = {
+    "trainer": "{model: digits_cnn, data: digits, epochs: 3}",
+    "script": "train.py",
+    "module": "my_package.train",
+    "command": "[accelerate, launch, train.py]",
+}
 
 
 def _script(file: JobFile, text: str, workdir: Path, wrong: Collection[Place]) -> tuple[str, list[Mistake]]:

@@ -42,16 +42,18 @@ def fit(shape: TypeAdapter[Any], document: Document, *, elsewhere: Mapping[str, 
         _convert(values, at, error["type"], document.plain)
     fitted, errors = _validate(shape, values)
     mistakes = _mistakes(errors, shape, document, elsewhere)
-    while errors:
-        if not all([_cut(values, at) for at in {_cut_point(at) for at, _ in errors}]):
+    remaining = mistakes
+    while remaining:
+        if not all([_cut(values, at) for at in {_cut_point(mistake.at) for mistake in remaining}]):
             return None, mistakes
         fitted, errors = _validate(shape, values)
+        remaining = _mistakes(errors, shape, document, elsewhere)
     return fitted, mistakes
 
 
 def keys_at(shape: TypeAdapter[Any], at: Place) -> Sequence[str]:
     """The keys that may stand in the mapping at that place."""
-    schema = shape.json_schema()
+    schema = _schema(shape)
     branches = [schema]
     for part in at:
         branches = [inner for branch in branches for inner in _inside(branch, part, schema.get("$defs", {}))]
@@ -141,9 +143,10 @@ def _mistakes(
         else:
             wanted.setdefault(at, []).append(_WANTED.get(error["type"], error["msg"]))
     # A union reports every branch. What is wrong inside of one branch says more than that the others want another type.
-    inner = [at if error["type"] == "missing" else at[:-1] for at, error in errors]
+    deepest = [at if error["type"] == "missing" else at[:-1] for at, error in errors]
+    inner = {place[:length] for place in deepest for length in range(len(place) + 1)}
     for at, wants in wanted.items():
-        if not any(place[: len(at)] == at for place in inner):
+        if at not in inner:
             mistakes.append(_wrong_type(at, list(dict.fromkeys(wants)), document))
     return mistakes
 
@@ -183,11 +186,13 @@ def _hint_for(found: Value, wants: Sequence[str], is_plain: bool) -> str | None:
         return f"write {_SWITCHES[text.lower()]}"
     if "a whole number" in wants and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
         return f"write {decimal[1]}"
+    if meant := nearest(text, [word for want in wants for word in re.findall(r"'([^']*)'", want)]):
+        return meant
     if "a list" in wants:
         return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
     if "a mapping" in wants:
         return "write 'key: value' lines below it, further in"
-    return nearest(text, [word for want in wants for word in re.findall(r"'([^']*)'", want)])
+    return None
 
 
 _FITS: Mapping[str, Callable[[str], object]] = {
@@ -199,6 +204,11 @@ _SWITCHES = {
     **dict.fromkeys(("true", "yes", "y", "on", "1"), "true"),
     **dict.fromkeys(("false", "no", "n", "off", "0"), "false"),
 }
+
+
+@lru_cache
+def _schema(shape: TypeAdapter[Any]) -> dict[str, Any]:
+    return shape.json_schema()
 
 
 def _inside(schema: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[Any]:

@@ -1,0 +1,252 @@
+"""Files that are no good YAML, and files that are no file: an answer with a place, and never a traceback."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import SpecError
+from dtrain.spec import ClusterSpec, JobSpec, load_cluster, load_job
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+
+# (bytes of job.yaml, where the mistake is, a part of the message, a part of the hint)
+WRONG: list[tuple[bytes, str, str, str]] = [
+    (b"", ":1:1", "the file is empty", "script: train.py"),
+    (b"# nothing but words\n", ":1:1", "the file is empty", "script: train.py"),
+    (b"- script", ":1:1", "the file holds a list", "script: train.py"),
+    (b"\n train", ":2:2", "the file holds the text 'train'", "script: train.py"),
+    (b"script: a\xff", ":1:10", "byte 0xff is not UTF-8", "UTF-8"),
+    ("a: ü\nb: ü".encode("latin-1"), ":1:4", "byte 0xfc is not UTF-8", "UTF-8"),
+    ("script: x".encode("utf-16"), ":1:1", "byte 0xff is not UTF-8", "UTF-8"),
+    (b"script: a\x01", ":1:10", "U+0001 cannot stand in YAML", "escape"),
+    (b"env:\n\tA: 1", ":2:1", "a tab stands where YAML wants spaces", "spaces"),
+    (b"script: @x", ":1:9", "cannot start any token", "quotes"),
+    (b"script: a: b", ":1:10", "mapping values are not allowed", "quotes"),
+    (b"script: 'a", ":1:11", "ends within quotes", "close the quotes"),
+    (b"cluster: {instances: [trn[01-16].lab]}", ":1:26", "expected ',' or ']'", '"trn[01-16].lab"'),
+    (b"script: [a", ":1:11", "which began in line 1", "brackets"),
+    (b"script: *x", ":1:9", "found undefined alias", "quotes"),
+    (b"script: *.py", ":1:10", "expected alphabetic", "quotes"),
+    (b"script: train.py\n---\nscript: b", ":2:1", "a second document begins", "---"),
+    (b"script: !!python/object/apply:os.system [reboot]", ":1:9", "YAML tags", "remove"),
+    (b"script: !x", ":1:9", "YAML tags", "quote"),
+    (b"script: train.py\nscript: train.py", ":2:1", "'script' stands here a second time", "line 1"),
+    (b"script: train.py\nenv:\n  A: 1\n  'A': 2", ":4:3", "'A' stands here a second time", "line 3"),
+    (b"script: train.py\n? [a]\n: b", ":2:3", "a key must be a text", "quotes"),
+    (b"script: train.py\n<<: {name: x}", ":2:1", "merge keys", "write the keys out"),
+    (b'script: train.py\nargs: ["a\\0b"]', ":2:8", "NUL", "remove"),
+    (b'script: train.py\nargs: ["\\ud83d"]', ":2:8", "surrogate", "itself"),
+    (b'script: "\\UFFFFFFFF"', ":1:12", "cannot be read as YAML", "single quotes"),
+    (b"%YAML 1" + b"0" * 5000 + b".1\n---\na: b", ":1:7", "cannot be read as YAML", "quotes"),
+    (b"script: " + b"[" * 30, ":1:28", "nested more than 20", ""),
+    (b"script: train.py\nenv: &x\n  A: *x", ":2:6", "env grows without end", "write the values out"),
+    (b"#" * 300_000, "", "larger than 256 KiB", "the file that you meant"),
+]
+
+
+@pytest.mark.parametrize(("data", "where", "message", "hint"), WRONG, ids=[f"{row[2]} {row[1]}" for row in WRONG])
+def test_a_file_that_is_no_good_yaml_is_answered_with_the_place(data: bytes, where: str, message: str, hint: str) -> None:
+    Path("job.yaml").write_bytes(data)
+    with pytest.raises(SpecError) as caught:
+        load_job(Path("job.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.where == f"job.yaml{where}"
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    assert "\n" not in problem.message
+
+
+def test_a_bomb_of_aliases_is_defused() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    Path("job.yaml").write_text("\n".join(lines))
+    begin = time.monotonic()
+    with pytest.raises(SpecError, match="grows without end"):
+        load_job(Path("job.yaml"))
+    assert time.monotonic() - begin < 20
+
+
+def test_an_alias_stands_for_its_text() -> None:
+    Path("job.yaml").write_text("script: train.py\nenv: {A: &a 08, B: *a}\n")
+    assert load_job(Path("job.yaml")).env == {"A": "08", "B": "08"}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_change_nothing() -> None:
+    Path("job.yaml").write_bytes("\ufeffscript: train.py\r\nenv:\r\n  A: x\r\nadress: 1\r\n".encode())
+    with pytest.raises(SpecError) as caught:
+        load_job(Path("job.yaml"))
+    assert [problem.where for problem in caught.value.problems] == ["job.yaml:4:1"]
+
+
+@pytest.mark.parametrize("load", [load_job, load_cluster])
+def test_a_file_that_is_not_there_is_named_with_the_nearest(load: type) -> None:
+    Path("job.yaml").touch()
+    with pytest.raises(SpecError) as caught:
+        load(Path("jbo.yaml"))
+    assert str(caught.value) == "jbo.yaml: there is no such file\nhint: did you mean 'job.yaml'?"
+
+
+def test_a_folder_is_answered_with_the_job_file_in_it() -> None:
+    Path("project").mkdir()
+    Path("project/job.yaml").touch()
+    with pytest.raises(SpecError) as caught:
+        load_job(Path("project"))
+    assert str(caught.value) == "project: is a folder, not a file\nhint: did you mean 'project/job.yaml'?"
+
+
+def test_a_python_script_given_as_a_job_is_answered_with_the_job_to_write() -> None:
+    Path("train.py").write_text("print\n")
+    with pytest.raises(SpecError, match=r"write `script: train.py` into a file job.yaml"):
+        load_job(Path("train.py"))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/proc/self/mem", "train.py/job.yaml", "x" * 5000, "a\0b"])
+def test_an_unreadable_file_is_a_plain_answer(path: str) -> None:
+    with pytest.raises(SpecError):
+        load_job(Path(path))
+
+
+JOB = """\
+name: digits
+cluster: {instances: [trn01, {host: 10.0.0.5, gpus: [4, 5], ssh: {user: ubuntu, port: 2222}}], gpus_per_instance: 8}
+sync: true
+outputs: out
+env: {NCCL_IB_DISABLE: 1, HF_HOME: }
+secrets: [WANDB_API_KEY]
+grace: 30
+trainer:
+  model: digits_cnn
+  data: &d digits
+  batch: {global: 256, micro_batches: 1}
+  epochs: 3
+  learning_rate: 1e-3
+"""
+CLUSTER = """\
+instances:
+  - "trn[01-16].lab"
+  - {host: 10.0.0.5, gpus: [4, 5, 6, 7], address: 192.168.7.5, python: /opt/conda/bin/python, ssh: {user: ubuntu, port: 2222}}
+gpus_per_instance: 8
+network: 10.0.0.0/8
+ports: 29500-29599
+ssh: {user: ubuntu, port: 22, identity_file: ~/.ssh/id_ed25519, host_keys: strict}
+"""
+PIECES = [
+    "[",
+    "]",
+    "{",
+    "}",
+    ":",
+    ": ",
+    "- ",
+    "&a ",
+    "*a",
+    "\t",
+    "\n",
+    "\n  ",
+    "'",
+    '"',
+    "\\",
+    "on",
+    "08",
+    "1e999",
+    "~",
+    "!!int ",
+    "<<: ",
+    "\0",
+]
+PIECES += [
+    "😀",
+    "\ufeff",
+    "\x85",
+    "[1-9999999999]",
+    "../..",
+    "-",
+    "%",
+    '"\\ud800"',
+    '"\\x00"',
+    "null",
+    "instances",
+    "trainer",
+    "?",
+    "|\n",
+    "---",
+]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_mutation_of_a_file_ends_in_a_traceback(seed: int) -> None:
+    rng = random.Random(seed)
+    data = (JOB if seed % 2 else CLUSTER).encode()
+    for _ in range(rng.randint(1, 5)):
+        data = _mutated(data, rng)
+    Path("job.yaml").write_bytes(data)
+    environ = {"HF_HOME": "/data", "WANDB_API_KEY": "x"}
+    for load in (lambda path: load_job(path, environ=environ), load_cluster):
+        try:
+            spec = load(Path("job.yaml"))
+        except SpecError as error:
+            assert error.problems
+            assert all(re.match(r"job\.yaml(:\d+:\d+)?$", problem.where) for problem in error.problems)
+        else:
+            assert isinstance(spec, JobSpec | ClusterSpec)
+
+
+def test_the_files_that_are_mutated_are_right_themselves() -> None:
+    Path("job.yaml").write_text(JOB)
+    Path("lab.yaml").write_text(CLUSTER)
+    environ = {"HF_HOME": "/data", "WANDB_API_KEY": "x"}
+    spec = load_job(Path("job.yaml"), cluster=Path("lab.yaml"), environ=environ)
+    assert len(spec.cluster.instances) == 17
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"k{i}:\n" for i in range(25_000)),
+        "secrets:\n" + "".join(f"- k{i}\n" for i in range(25_000)),
+        "cluster: {instances: [" + "[x], " * 15_000 + "a]}",
+        "cluster: {instances: [" + "'a[1-4096]', " * 15_000 + "a]}",
+        "script: train.py\nargs: [" + "[x], " * 15_000 + "a]",
+        "cluster: {instances: 1, gpus_per_instance: [" + ", ".join(map(str, range(25_000))) + "]}",
+    ],
+    ids=["unknown keys", "secrets", "wrong instances", "ranges", "wrong args", "GPUs"],
+)
+def test_thousands_of_mistakes_take_seconds(text: str) -> None:
+    Path("job.yaml").write_text(text)
+    begin = time.monotonic()
+    with pytest.raises(SpecError):
+        load_job(Path("job.yaml"))
+    assert time.monotonic() - begin < 30  # what grows with the square takes minutes
+
+
+def _mutated(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    lines = data.split(b"\n")
+    line = rng.randrange(len(lines))
+    match rng.randrange(7):
+        case 0:
+            return data[:at] + bytes([rng.randrange(256)]) + data[at:]
+        case 1:
+            return data[:at] + data[at + rng.randint(1, 9) :]
+        case 2:
+            return data[:at] + rng.choice(PIECES).encode() + data[at:]
+        case 3:
+            return b"\n".join([*lines[:line], lines[rng.randrange(len(lines))], *lines[line:]])
+        case 4:
+            return b"\n".join(lines[:line] + lines[line + 1 :])
+        case 5:
+            return b"\n".join([*lines[:line], b"  " + lines[line], *lines[line + 1 :]])
+        case _:  # another value behind a key
+            key, colon, _ = lines[line].partition(b": ")
+            value = rng.choice([*PIECES, "[a, b]", "{a: b}", "-1", "true", "''", ""]).encode()
+            return b"\n".join([*lines[:line], key + colon + value, *lines[line + 1 :]])

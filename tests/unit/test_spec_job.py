@@ -1,0 +1,368 @@
+"""Job files as people write them, right and wrong."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import Problem, SpecError
+from dtrain.spec import Command, JobSpec, Module, Script, load_job, this_machine
+from dtrain.trainers.config import BatchConfig, TrainerConfig
+
+TRAINER = "trainer: {model: digits_cnn, data: digits, epochs: 3}\n"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the files that a user has there, so that paths in messages are as short as the user's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("code").mkdir()
+    Path("code/main.py").touch()
+    Path("lab.yaml").write_text("instances: [a, b]\n")
+
+
+def job(text: str, *, arguments: tuple[str, ...] = (), environ: Mapping[str, str] | None = None, cluster: Path | None = None) -> JobSpec:
+    Path("job.yaml").write_text(textwrap.dedent(text))
+    return load_job(Path("job.yaml"), arguments=arguments, environ=environ or {}, cluster=cluster)
+
+
+def problems(text: str, **around: object) -> tuple[Problem, ...]:
+    with pytest.raises(SpecError) as caught:
+        job(text, **around)  # type: ignore[arg-type]
+    return caught.value.problems
+
+
+def test_the_shortest_script_job_has_every_default(tmp_path: Path) -> None:
+    spec = job("script: train.py")
+    assert spec == JobSpec(
+        path=tmp_path / "job.yaml",
+        name=tmp_path.name,
+        cluster=this_machine(),
+        launcher="torchrun",
+        workdir=tmp_path,
+        sync=True,
+        outputs="out",
+        env={},
+        secrets=(),
+        run=Script("train.py", ()),
+        grace=30.0,
+    )
+
+
+def test_the_shortest_trainer_job_has_the_trainers_defaults() -> None:
+    assert job(TRAINER).run == TrainerConfig("digits_cnn", "digits", BatchConfig(per_replica=64), epochs=3)
+
+
+def test_a_full_trainer_reaches_its_config_with_the_files_keys() -> None:
+    spec = job("""
+        trainer:
+          model: my_models.nets:resnet
+          data: digits
+          batch: {global: 256, micro_batches: 4}
+          iterations: 500
+          learning_rate: 1e-3
+          optimizer: adamw
+          seed: 7
+    """)
+    batch = BatchConfig(global_=256, micro_batches=4)
+    assert spec.run == TrainerConfig(
+        "my_models.nets:resnet", "digits", batch, iterations=500, learning_rate=0.001, optimizer="adamw", seed=7
+    )
+
+
+@pytest.mark.parametrize(("typed", "number"), [("1e-3", 0.001), ("0.5", 0.5), (".5", 0.5), ("1", 1.0), ("1E+2", 100.0), ("3.", 3.0)])
+def test_a_number_may_be_written_in_any_common_way(typed: str, number: float) -> None:
+    assert job(f"script: train.py\ngrace: {typed}\n").grace == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e-4",
+        "08",
+        "on",
+        "yes",
+        "1.10",
+        "12:30",
+        "null",
+        "~",
+        "0x10",
+        "2024-01-01",
+        "true",
+        "1_000",
+        "$(reboot)",
+        "a$HOME",
+        "😀 ü",
+        "back\\slash",
+    ],
+)
+def test_text_stays_as_it_is_typed(text: str) -> None:
+    spec = job(f"script: train.py\nname: n\nenv:\n  A: {text}\nargs:\n- {text}\n- --x\n")
+    assert spec.env == {"A": text}
+    assert spec.run == Script("train.py", (text, "--x"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\nb", 'it\'s "so"', "$(x) `y` $Z ;&|", " spaces ", "\t", "😀", "#not a comment", "\x85", "{a: b}", "*x", "%"]
+)
+def test_hostile_text_comes_through_quotes_unchanged(text: str) -> None:
+    quoted = '"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"'
+    spec = job(f"script: train.py\nenv: {{A: {quoted}}}\nargs: [{quoted}]\n")
+    assert spec.env == {"A": text}
+    assert spec.run == Script("train.py", (text,))
+
+
+def test_args_as_a_string_are_split_as_a_shell_does_and_not_expanded() -> None:
+    spec = job("""
+        script: train.py
+        args: --lr 1e-4 --name 'two words' $HOME *.py "q\\"q" #5
+    """)
+    assert spec.run == Script("train.py", ("--lr", "1e-4", "--name", "two words", "$HOME", "*.py", 'q"q'))
+
+
+def test_arguments_follow_the_jobs_args() -> None:
+    assert job("script: train.py\nargs: -a 1", arguments=("-b", "x y")).run == Script("train.py", ("-a", "1", "-b", "x y"))
+    assert job("module: pkg.train", arguments=("-b",)).run == Module("pkg.train", ("-b",))
+    assert job("command: [accelerate, launch, 08]", arguments=("-b",)).run == Command(("accelerate", "launch", "08", "-b"))
+
+
+def test_a_command_text_sees_its_arguments_as_bash_does() -> None:
+    run = job("command: exec prog \"$@\"\nargs: [1, 'a b']").run
+    assert run == Command(("bash", "-c", 'exec prog "$@"', "bash", "1", "a b"))
+
+
+def test_an_empty_variable_is_taken_from_the_environment_and_a_quoted_empty_one_is_empty() -> None:
+    spec = job("script: train.py\nenv: {HF_HOME: , EMPTY: ''}", environ={"HF_HOME": "/data", "EMPTY": "no"})
+    assert spec.env == {"HF_HOME": "/data", "EMPTY": ""}
+
+
+def test_secrets_are_kept_as_names_alone() -> None:
+    spec = job("script: train.py\nsecrets: [WANDB_API_KEY]", environ={"WANDB_API_KEY": "hunter2"})
+    assert spec.secrets == ("WANDB_API_KEY",)
+    assert "hunter2" not in repr(spec)
+
+
+def test_empty_lists_and_mappings_are_the_same_as_none() -> None:
+    spec = job("script: train.py\nenv:\nargs:\nsecrets:\nname:\n")
+    assert (spec.env, spec.secrets, spec.run) == ({}, (), Script("train.py", ()))
+
+
+def test_a_script_is_found_in_workdir(tmp_path: Path) -> None:
+    for script in ("main.py", "./main.py", tmp_path / "code" / "main.py"):
+        spec = job(f"workdir: code\nscript: {script}")
+        assert (spec.workdir, spec.run) == (tmp_path / "code", Script("main.py", ()))
+
+
+def test_a_script_named_like_an_option_is_not_taken_for_one() -> None:
+    Path("-c.py").touch()
+    assert job("script: -c.py").run == Script("./-c.py", ())
+
+
+def test_a_workdir_on_the_nodes_is_not_looked_for_here() -> None:
+    spec = job("workdir: /shared/project\nsync: false\nscript: not/here.py")
+    assert (spec.workdir, spec.sync, spec.run) == (Path("/shared/project"), False, Script("not/here.py", ()))
+
+
+def test_a_job_in_a_folder_with_an_odd_name_gets_a_safe_one(tmp_path: Path) -> None:
+    folder = tmp_path / ".über zwei; rm"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("command: ['true']")
+    assert load_job(folder / "job.yaml").name == "ber-zwei-rm"
+
+
+def test_a_path_with_dots_finds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("job.yaml").write_text("workdir: code/..\nscript: train.py")
+    monkeypatch.chdir("code")
+    spec = load_job(Path("../job.yaml"))
+    assert (spec.path, spec.name, spec.workdir) == (tmp_path / "job.yaml", tmp_path.name, tmp_path)
+
+
+def test_a_cluster_is_a_file_beside_the_job_or_stands_in_it_or_is_given(tmp_path: Path) -> None:
+    beside = job("script: train.py\ncluster: lab.yaml").cluster
+    assert (beside.path, [i.name for i in beside.instances]) == (tmp_path / "lab.yaml", ["a", "b"])
+    inline = job("script: train.py\ncluster: {instances: 2}").cluster
+    assert (inline.path, [(i.name, i.host) for i in inline.instances]) == (None, [("node0", None), ("node1", None)])
+    Path("other.yaml").write_text("instances: [c]")
+    given = job("script: train.py\ncluster: not-there.yaml", cluster=Path("other.yaml")).cluster
+    assert [i.name for i in given.instances] == ["c"]
+
+
+S = "script: train.py\n"
+
+# (what is in job.yaml, where the mistake is, a part of the message, a part of the hint)
+WRONG = [
+    (S + "zzz: x", "2:1", "unknown key 'zzz'", "known here: name, cluster"),
+    ("scirpt: train.py", "1:1", "unknown key 'scirpt'", "did you mean 'script'?"),
+    ("name: x", "1:1", "nothing says what to run", "script: train.py"),
+    (S + "module: x", "2:1", "script and module stand here", "keep one"),
+    ("script:", "1:1", "script is empty", "train.py"),
+    ("script: [train.py]", "1:1", "script must be text, not a list", "quotes"),
+    ("script: trian.py", "1:1", "script trian.py is not there", "did you mean 'train.py'?"),
+    ("script: code/mian.py", "1:1", "script code/mian.py is not there", "did you mean 'main.py'?"),
+    ("script: xyz", "1:1", "script xyz is not there", "looked for in"),
+    ("script: train.py --lr 1", "1:1", "is not there", "under args"),
+    ("script: code", "1:1", "script code is not a file", "Python file"),
+    ("script: ../train.py", "1:1", "outside of workdir", "workdir"),
+    ("script: /etc/passwd", "1:1", "outside of workdir", "workdir"),
+    ("module: train.py", "1:1", "no module's name", "script: train.py"),
+    ("module: a-b", "1:1", "no module's name", "python -m"),
+    ("command: ['']", "1:1", "names no program", "accelerate"),
+    ("command: []", "1:1", "names no program", "accelerate"),
+    ("command: run me\nargs: x", "1:1", "does not use that", '"$@"'),
+    (S + "workdir: cod", "2:1", "workdir 'cod' is not there", "did you mean 'code'?"),
+    (S + "workdir: train.py", "2:1", "is not a folder", "folder"),
+    (S + "sync: false", "2:1", "wants a workdir that all nodes have", "absolute"),
+    (S + "sync: false\nworkdir: code", "3:1", "wants a workdir that all nodes have", "absolute"),
+    (S + "sync: yes", "2:1", "sync must be true or false, not 'yes'", "write true"),
+    (S + "sync: off", "2:1", "sync must be true or false, not 'off'", "write false"),
+    (S + "sync:", "2:1", "sync must be true or false, but nothing is there", "remove the key"),
+    (S + "outputs: ../out", "2:1", "no folder inside workdir", "relative"),
+    (S + "outputs: /out", "2:1", "no folder inside workdir", "relative"),
+    (S + "outputs: .", "2:1", "no folder inside workdir", "relative"),
+    (S + "name: a/b", "2:1", "'a/b' cannot be a folder's name", "'a-b'"),
+    (S + "name: ..", "2:1", "cannot be a folder's name", "'job'"),
+    (S + "name: ''", "2:1", "cannot be a folder's name", "'job'"),
+    (S + f"name: {'x' * 101}", "2:1", "cannot be a folder's name", "at most 100"),
+    (S + "launcher: mpirun", "2:1", "launcher must be 'torchrun', not 'mpirun'", ""),
+    (S + "launcher: torchrum", "2:1", "not 'torchrum'", "did you mean 'torchrun'?"),
+    (S + "grace: -1", "2:1", "grace must be from 0", "30"),
+    (S + "grace: 12:30", "2:1", "grace must be a number, not '12:30'", ""),
+    (S + "grace: .inf", "2:1", "grace must be a number, not '.inf'", ""),
+    (S + "grace: 1e999", "2:1", "grace must be a number, not '1e999'", ""),
+    (S + "grace: '30'", "2:1", "grace must be a number, not '30'", "remove the quotes"),
+    (S + "env: [A=1]", "2:1", "env must be a mapping, not a list", ""),
+    (S + "env: A=1", "2:1", "env must be a mapping, not 'A=1'", "key: value"),
+    (S + "env:\n  A: [1]", "3:3", "env.A must be text, not a list", "quotes"),
+    (S + "env:\n  A=B: 1", "3:3", "'A=B' cannot be a variable's name", "NAME: value"),
+    (S + "env:\n  ? ''\n  : 1", "3:5", "cannot be a variable's name", "NAME: value"),
+    (S + "env:\n  NOT_SET:", "3:3", "NOT_SET is not set here", "export NOT_SET"),
+    (S + "secrets:\n- NOT_SET", "3:3", "the secret NOT_SET is not set here", "export NOT_SET"),
+    (S + "secrets: NOT_SET", "2:1", "secrets must be a list, not 'NOT_SET'", "write [NOT_SET]"),
+    (S + "secrets: [A=hunter2]", "2:11", "by its name alone", "never stands in a file"),
+    (S + "env: {SET: x}\nsecrets: [SET]", "3:11", "SET stands in env too", "remove it"),
+    (S + "secrets: [SET, SET]", "2:16", "SET stands here a second time", "remove"),
+    (S + "args: it's", "2:1", "a quote without its partner", "list"),
+    (S + "args:\n- a\n-", "4:2", "args[1] must be text, but nothing is there", 'write ""'),
+    (S + "args:\n- {a: b}", "3:3", "args[0] must be text, not a mapping", "quotes"),
+    (S + "args: {a: b}", "2:1", "args must be text or a list, not a mapping", "quotes"),
+    (S + "setup: pip install x", "2:1", "unknown key 'setup'", "known here"),
+    (S + "device: cpu", "2:1", "unknown key 'device'", "under `cluster:`"),
+    (S + "instances: [a]", "2:1", "unknown key 'instances'", "under `cluster:`"),
+    (S + "cluster: lba.yaml", "2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
+    (S + "cluster:", "2:1", "cluster is empty", "this machine"),
+    (S + "cluster: [a, b]", "2:1", "cluster must be text or a mapping, not a list", ""),
+    (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "known here: instances"),
+    (S + "cluster: {device: cpu}", "2:1", "cluster lacks the key 'instances'", "add it"),
+    (S + "cluster:\n  instances:\n  - {host: a, adress: 1}", "4:15", "unknown key 'adress'", "did you mean 'address'?"),
+    (TRAINER + "args: x", "2:1", "not for a trainer", "keys"),
+    ("trainer:", "1:1", "trainer is empty", "model"),
+    ("trainer: digits", "1:1", "trainer must be a mapping, not 'digits'", "key: value"),
+    ("trainer: {model: digits_cnn, data: digits}", "1:1", "trainer lacks one of epochs and iterations", "how long"),
+    ("trainer: {model: digits_cnn, epochs: 1}", "1:1", "trainer lacks the key 'data'", "add it"),
+    ("trainer: {model: digits_cnn, data: digits, epoch: 1}", "1:44", "unknown key 'epoch'", "did you mean 'epochs'?"),
+    ("trainer: {model: digits_cnn, data: digits, epochs: 1, iterations: 2}", "1:55", "both epochs and iterations", "keep one"),
+    ("trainer: {model: digits_cn, data: digits, epochs: 1}", "1:11", "no built-in 'digits_cn'", "did you mean 'digits_cnn'?"),
+    ("trainer: {model: digits_cnn, data: cifar, epochs: 1}", "1:30", "no built-in 'cifar'", "package.module:function"),
+    ("trainer: {model: 'a:b c', data: digits, epochs: 1}", "1:11", "not of the form package.module:function", "for example"),
+]
+WRONG += [
+    ("trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 1\n" + text, where, message, hint)
+    for text, where, message, hint in [
+        ("  seed: on", "5:3", "trainer.seed must be a whole number, not 'on'", ""),
+        ("  seed: 12:30", "5:3", "trainer.seed must be a whole number, not '12:30'", ""),
+        ("  seed: 08", "5:3", "trainer.seed must be a whole number, not '08'", "write 8"),
+        ("  seed: 1.5", "5:3", "trainer.seed must be a whole number, not '1.5'", ""),
+        ("  seed: '8'", "5:3", "trainer.seed must be a whole number, not '8'", "remove the quotes"),
+        ("  seed: -1", "5:3", "trainer.seed must be at least 0, not -1", ""),
+        ("  seed: 99999999999999999999", "5:3", "trainer.seed must be a whole number", ""),
+        ("  learning_rate: 0", "5:3", "trainer.learning_rate must be above 0, not 0", ""),
+        ("  learning_rate: fast", "5:3", "trainer.learning_rate must be a number, not 'fast'", ""),
+        ("  optimizer: sdg", "5:3", "trainer.optimizer must be 'sgd' or 'adamw', not 'sdg'", "did you mean 'sgd'?"),
+        ("  batch: {}", "5:3", "trainer.batch lacks one of global and per_replica", "add one"),
+        ("  batch: {global: 8, per_replica: 4}", "5:22", "both global and per_replica", "keep one"),
+        ("  batch: {globl: 8}", "5:11", "unknown key 'globl'", "did you mean 'global'?"),
+        ("  batch: {global_: 8}", "5:11", "unknown key 'global_'", "did you mean 'global'?"),
+        ("  batch: {global: 0}", "5:11", "trainer.batch.global must be at least 1, not 0", ""),
+        ("  batch: {per_replica: 4, micro_batches: -2}", "5:27", "trainer.batch.micro_batches must be at least 1", ""),
+        ("  batch: 64", "5:3", "trainer.batch must be a mapping, not '64'", "key: value"),
+    ]
+]
+
+
+@pytest.mark.parametrize(("text", "where", "message", "hint"), WRONG, ids=[f"{row[2]} {row[1]}" for row in WRONG])
+def test_a_mistake_is_named_once_with_its_place_and_a_hint(text: str, where: str, message: str, hint: str) -> None:
+    (problem,) = problems(text, environ={"SET": "x"})
+    assert problem.where == f"job.yaml:{where}"
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+
+
+def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
+    found = problems("""\
+        launcher: horovod
+        trainer:
+          modle: digits_cnn
+          data: digts
+          batch: {global: many}
+        env:
+          A: 1
+          A: 2
+        grace: -3
+        secrets: [NOT_SET]
+        cluster:
+          instances: [a, a]
+          gpus_per_instance: none
+    """)
+    assert [problem.where.removeprefix("job.yaml:") for problem in found] == [
+        "1:1",  # launcher
+        "2:1",  # trainer lacks model
+        "2:1",  # trainer lacks epochs
+        "3:3",  # modle
+        "5:11",  # global
+        "8:3",  # A a second time
+        "9:1",  # grace
+        "10:11",  # NOT_SET
+        "12:18",  # a a second time
+        "13:3",  # gpus_per_instance
+    ]
+
+
+def test_mistakes_of_the_job_and_of_its_cluster_file_come_together() -> None:
+    Path("lab.yaml").write_text("instances: [a]\ndevise: cpu\n")
+    found = problems("script: trian.py\ncluster: lab.yaml\n")
+    assert [problem.where for problem in found] == ["job.yaml:1:1", "lab.yaml:2:1"]
+
+
+def test_a_path_is_shown_as_the_user_gave_it(tmp_path: Path) -> None:
+    Path("sub").mkdir()
+    Path("sub/job.yaml").write_text("x: 1\nscript: a.py\ncluster: ../lab.yaml\n")
+    Path("lab.yaml").write_text("y: 1\ninstances: 1\n")
+    for given in (Path("sub/job.yaml"), tmp_path / "sub/job.yaml"):
+        with pytest.raises(SpecError) as caught:
+            load_job(given)
+        assert [problem.where for problem in caught.value.problems] == [f"{given}:1:1", f"{given}:2:1", f"{given.parent}/../lab.yaml:1:1"]
+
+
+def test_arguments_are_refused_for_a_trainer() -> None:
+    (problem,) = problems(TRAINER, arguments=("--epochs", "4"))
+    assert (problem.where, problem.message) == ("-- ARG...", "a trainer takes no arguments")
+
+
+def test_an_argument_or_variable_that_is_not_utf8_is_refused() -> None:
+    bad = os.fsdecode(b"\xff")
+    found = problems("script: train.py\nenv: {A: }\nsecrets: [B]", arguments=(bad,), environ={"A": bad, "B": bad})
+    assert [problem.where for problem in found] == ["job.yaml:2:7", "job.yaml:3:11", "-- ARG..."]
+
+
+def test_a_cluster_file_given_as_a_job_says_so() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_job(Path("lab.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.where == "lab.yaml:1:1"
+    assert "this is a cluster file" in problem.message
+    assert "--cluster lab.yaml" in (problem.hint or "")
