@@ -214,7 +214,9 @@ def _batch(spec: JobSpec, cluster_size: int | None) -> BatchPlan | None:
     try:
         return plan_batches(spec.run.batch, replicas=cluster_size, num_examples=known.num_train if known else None)
     except ValueError as error:
-        raise SpecError([Problem(str(spec.path), str(error))]) from error
+        equation, _, nearest = str(error).partition("; ")
+        where = spec.places.get("trainer.batch", spec.places.get("trainer", str(spec.path)))
+        raise SpecError([Problem(where, equation, nearest or None)]) from error
 
 
 def _total_iterations(spec: JobSpec, batch: BatchPlan | None) -> int | None:

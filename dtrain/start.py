@@ -59,6 +59,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         DtrainError: a node could not be reached or cannot run the job, with a line for each node concerned. Nothing is
             running then, on any node.
     """
+    make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
     progress.step(f"connecting to {_count(len(targets), 'node')}")

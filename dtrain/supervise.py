@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.intake import Intake, Silent, Watcher
-from dtrain.jobstate import Event, JobState, NodeLost, StopAsked
+from dtrain.jobstate import Event, JobState, NodeLost, State, StopAsked
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -127,6 +127,8 @@ class Supervisor:
         match event:
             case wire.NodeStopping(cause=cause) if cause not in ("failure", "stop", "ctrl-c"):
                 self._tell_all(wire.Stop("failure", self._plan.grace_s), but=node)
+            case wire.WorkerEnded(exit_code=0) if all(each.state is State.SUCCEEDED for node in self.state.nodes for each in node.ranks):
+                self._tell_all(wire.Finish())
             case wire.NodeEnded(outcome=outcome):
                 self._leave(node)
                 if outcome != "succeeded":

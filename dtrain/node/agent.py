@@ -111,6 +111,8 @@ class Agent:
             connection.sendall(wire.frame(wire.Done()))
         elif isinstance(message, wire.Ping):
             self._heard_s = time.monotonic()
+        elif isinstance(message, wire.Finish):
+            self._finish()
         elif isinstance(message, wire.Stop):
             self._stop(message.cause, message.grace_s)
         else:
@@ -176,6 +178,11 @@ class Agent:
                 preexec_fn=procs.die_with_parent,
             )
         self._event(wire.LauncherStarted(time.time(), self._launcher.pid))
+
+    def _finish(self) -> None:
+        """End torchrun's wait for its peers (an exit barrier of up to 300 s); what it would return decides nothing."""
+        if self._launcher is not None and self._launcher_status is None and self._succeeded():
+            os.kill(self._launcher.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is its
 
     def _release_port(self) -> None:
         """The launcher listens by now: a worker has started, and it starts them after its rendezvous."""

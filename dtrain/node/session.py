@@ -107,7 +107,7 @@ class _Session:
             self._reply(wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
-        elif isinstance(order, (wire.Commit, wire.Stop, wire.Ping)):
+        elif isinstance(order, (wire.Commit, wire.Finish, wire.Stop, wire.Ping)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)

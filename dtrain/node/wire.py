@@ -119,6 +119,11 @@ class Ping(Message):
 
 
 @dataclass(frozen=True)
+class Finish(Message):
+    """Every worker of the whole job has ended well: the launcher has nothing left to wait for."""
+
+
+@dataclass(frozen=True)
 class Stop(Message):
     """End the node's part of the job: TERM, grace_s, KILL."""
 

@@ -45,6 +45,10 @@ class Document:
             value = value[str(part)]
         return value is not None
 
+    def places(self) -> dict[str, str]:
+        """Where each value stands, by its path as a person writes it."""
+        return {named(at): self._where(position) for at, position in self.positions.items()}
+
     def problems(self, mistakes: Iterable[Mistake]) -> list[Problem]:
         """The document's own faults and these mistakes, in the order of the file."""
         placed = [(self._position(m.at), Problem(self._where(self._position(m.at)), m.message, m.hint)) for m in mistakes]
@@ -246,14 +250,15 @@ class _Reading:
 
     def _text(self, node: yaml.ScalarNode) -> str:
         text: str = node.value
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON writes one character as a pair of escapes
         if "\0" in text:
             self._fault(node, "the text holds a NUL character, which no argument or variable can hold", "remove it")
-        if "\ufffd" in whole and "\ufffd" not in text:
-            self._fault(
-                node, "the text holds half of a surrogate pair, which is no character", r'write the character itself, or "\U0001F600"'
-            )
-        return whole
+        units = text.encode("utf-16", "surrogatepass")  # JSON writes one character as a pair of escapes
+        try:
+            return units.decode("utf-16")
+        except UnicodeDecodeError:
+            hint = r'write the character itself, or "\U0001F600"'
+            self._fault(node, "the text holds half of a surrogate pair, which is no character", hint)
+            return units.decode("utf-16", "replace")
 
     def _fault(self, node: yaml.Node, message: str, hint: str) -> None:
         position = _position(node)

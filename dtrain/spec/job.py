@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -57,6 +57,7 @@ class JobSpec:
     secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
     run: Run
     grace: float  # seconds from TERM to KILL
+    places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # "trainer.batch": "job.yaml:3:10"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     if run is None:
         return None, mistakes
     outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())
-    return JobSpec(around.path, name, cluster, file.launcher, workdir, file.sync, outputs, env, secrets, run, file.grace), mistakes
+    return JobSpec(
+        around.path, name, cluster, file.launcher, workdir, file.sync, outputs, env, secrets, run, file.grace, around.document.places()
+    ), mistakes
 
 
 def _safe_name(folder: str) -> str:

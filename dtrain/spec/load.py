@@ -135,12 +135,14 @@ def _cluster_of(file: JobFile, around: Around, override: Path | None) -> tuple[C
         return (spec, mistakes, []) if override is None else _cluster_file(override, mistakes)
     if override is not None:
         return _cluster_file(override, [])
-    if file.cluster is None:
-        is_empty = "cluster" in around.document.values and not around.document.given("cluster")
+    if not file.cluster:
+        is_empty = ("cluster" in around.document.values and not around.document.given("cluster")) or file.cluster == ""
         hint = "name a cluster file, or remove the key to train on this machine"
         return this_machine(), [Mistake(at, "cluster is empty", hint)] if is_empty else [], []
     path = Path(around.document.shown).parent / os.path.expanduser(file.cluster)
-    if file.cluster and not os.path.exists(path):
+    if os.path.isdir(path):
+        return this_machine(), [Mistake(at, f"the cluster {typed(file.cluster)} is a folder", "name a file in it")], []
+    if not os.path.exists(path):
         hint = nearest_file(str(path)) or f"a path relative to {around.path.parent}, or a mapping with instances"
         return this_machine(), [Mistake(at, f"the cluster file {typed(file.cluster)} is not there", hint)], []
     return _cluster_file(path, [])

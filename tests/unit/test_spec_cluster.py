@@ -116,7 +116,7 @@ WRONG = [
     ("instances: ['a[1-016]']", "1:13", "padded to two widths", "write 001-016"),
     ("instances: ['a[1-999999999]']", "1:13", "more than 4096 hosts", "check"),
     ("instances: ['a[1-99][1-99]']", "1:13", "more than 4096 hosts", "check"),
-    ("instances: ['a[1-4000]', 'b[1-4000]']", "1:28", "stands for more than 4096 hosts", "check"),
+    ("instances: ['a[1-4000]', 'b[1-4000]']", "1:26", "stands for more than 4096 hosts", "check"),
     ("instances: [me@a]", "1:13", "'me@a' is no host name", "{host: a, ssh: {user: me}}"),
     ("instances: ['a:22']", "1:13", "'a:22' is no host name", "{host: a, ssh: {port: 22}}"),
     ("instances: ['::1']", "1:13", "'::1' is no host name", "~/.ssh/config"),

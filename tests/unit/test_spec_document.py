@@ -46,6 +46,7 @@ WRONG: list[tuple[bytes, str, str, str]] = [
     (b"script: train.py\n<<: {name: x}", ":2:1", "merge keys", "write the keys out"),
     (b'script: train.py\nargs: ["a\\0b"]', ":2:8", "NUL", "remove"),
     (b'script: train.py\nargs: ["\\ud83d"]', ":2:8", "surrogate", "itself"),
+    (b'script: train.py\nargs: ["\\ufffd \\ud83d"]', ":2:8", "surrogate", "itself"),
     (b'script: "\\UFFFFFFFF"', ":1:12", "cannot be read as YAML", "single quotes"),
     (b"%YAML 1" + b"0" * 5000 + b".1\n---\na: b", ":1:7", "cannot be read as YAML", "quotes"),
     (b"script: " + b"[" * 30, ":1:28", "nested more than 20", ""),
@@ -79,6 +80,11 @@ def test_a_bomb_of_aliases_is_defused() -> None:
 def test_an_alias_stands_for_its_text() -> None:
     Path("job.yaml").write_text("script: train.py\nenv: {A: &a 08, B: *a}\n")
     assert load_job(Path("job.yaml")).env == {"A": "08", "B": "08"}
+
+
+def test_a_pair_of_surrogates_is_the_character_that_json_writes_so() -> None:
+    Path("job.yaml").write_text(r'{"script": "train.py", "name": "n", "env": {"A": "\ud83d\ude00 \ufffd"}}')
+    assert load_job(Path("job.yaml")).env == {"A": "😀 \ufffd"}
 
 
 def test_a_byte_order_mark_and_windows_line_ends_change_nothing() -> None:

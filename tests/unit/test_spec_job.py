@@ -255,6 +255,8 @@ WRONG = [
     (S + "instances: [a]", "2:1", "unknown key 'instances'", "under `cluster:`"),
     (S + "cluster: lba.yaml", "2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
     (S + "cluster:", "2:1", "cluster is empty", "this machine"),
+    (S + "cluster: ''", "2:1", "cluster is empty", "this machine"),
+    (S + "cluster: code", "2:1", "the cluster 'code' is a folder", "a file in it"),
     (S + "cluster: [a, b]", "2:1", "cluster must be text or a mapping, not a list", ""),
     (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "known here: instances"),
     (S + "cluster: {device: cpu}", "2:1", "cluster lacks the key 'instances'", "add it"),

@@ -1,0 +1,106 @@
+"""What a person types wrongly: one message, the right exit code, no traceback, and nothing started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+
+@pytest.mark.parametrize(
+    ("job", "where", "message"),
+    [
+        (None, "job.yaml", "there is no such file"),
+        ("", "job.yaml:1:1", "the file is empty"),
+        ("script: [", "job.yaml:1:10", "not YAML"),
+        ("adress: x\nscript: train.py\n", "job.yaml:1:1", "unknown key 'adress'"),
+        ("script: trian.py\n", "job.yaml:1:1", "script trian.py is not there"),
+        ("script: train.py\ncluster: lab.yaml\n", "job.yaml:2:1", "'lab.yaml' is not there"),
+        ("trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\n", "job.yaml:1:55", "63"),
+    ],
+)
+def test_a_wrong_job_file(workspace: Workspace, job: str | None, where: str, message: str) -> None:
+    workspace.write("train.py", "")
+    if job is not None:
+        workspace.write("job.yaml", job)
+    result = workspace.dtrain("launch")
+    assert result.code == 65
+    assert result.err.startswith(f"error: {where}")
+    assert message in result.err and "hint: " in result.err
+    assert "Traceback" not in result.err and result.out == ""
+    assert not (workspace.root / "state/dtrain/jobs").exists()
+
+
+def test_a_wrong_command_line(workspace: Workspace) -> None:
+    for args in (["lanch"], ["launch", "--clustr", "x"], ["launch", "--json"], ["logs", "--ranks", "a"]):
+        result = workspace.dtrain(*args)
+        assert result.code == 2, args
+        assert "Error: " in result.err and "Traceback" not in result.err
+
+
+def test_no_such_job(workspace: Workspace) -> None:
+    for command in ("status", "logs", "fetch"):
+        result = workspace.dtrain(command, "nothing")
+        assert (result.code, result.out) == (66, "")
+        assert "no job has the id or name nothing" in result.err and "hint: " in result.err
+
+
+def test_torch_missing_in_the_nodes_python(workspace: Workspace) -> None:
+    """A Python of its own without torch: found before anything starts."""
+    bare = workspace.root / "bare"
+    subprocess.run((sys.executable, "-m", "venv", "--without-pip", str(bare)), check=True)
+    workspace.write("train.py", "")
+    job = workspace.write("job.yaml", f"script: train.py\ncluster: {{instances: 2, dir: {workspace.nodes}, python: {bare}/bin/python}}\n")
+    result = workspace.dtrain("launch", job)
+    assert result.code == 78
+    assert f"node0: torch is not installed for {bare}/bin/python" in result.err and "node1: torch" in result.err
+    assert "-m pip install torch" in result.err and "Traceback" not in result.err
+    job.write_text(job.read_text().replace("bare/bin/python", "nowhere/python"))
+    result = workspace.dtrain("launch", job)
+    assert result.code == 78
+    assert "there is no Python at" in result.err
+    assert workspace.dtrain("status").err == "no job was launched from here yet\n"
+
+
+def test_gpus_that_are_not_there(workspace: Workspace) -> None:
+    workspace.write("train.py", "")
+    cluster = f"cluster: {{instances: 1, gpus_per_instance: 2, device: cuda, dir: {workspace.nodes}}}\n"
+    result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\n" + cluster), env={"PATH": "/usr/bin:/bin"})
+    assert result.code in (75, 78)
+    assert "node0: " in result.err and "hint: " in result.err
+
+
+def test_a_node_folder_that_cannot_be_made(workspace: Workspace) -> None:
+    workspace.write("train.py", "")
+    workspace.write("file", "")
+    cluster = f"cluster: {{instances: 1, dir: {workspace.workdir / 'file' / 'below'}}}\n"
+    result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\n" + cluster))
+    assert result.code == 69
+    assert "node0: " in result.err and "Not a directory" in result.err and "Traceback" not in result.err
+
+
+def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
+    workspace.write("train.py", "")
+    job = workspace.job("script: train.py\nargs: --lr 1e-4\nsecrets: [TOKEN]\n", gpus=2)
+    result = workspace.dtrain("launch", job, "--dry-run", env={"TOKEN": "s3cr3t"})
+    assert result.code == 0, result.err
+    assert "cluster size 4 = 2 instances x 2 GPUs per instance" in result.out
+    assert "--node-rank=1" in result.out and "train.py --lr 1e-4" in result.out and "TOKEN=<secret>" in result.out
+    assert "s3cr3t" not in result.out + result.err
+    assert max(map(len, result.out.splitlines()[:6])) <= 80
+    plan = json.loads(workspace.dtrain("launch", job, "--dry-run", "--json", env={"TOKEN": "x"}).out)
+    assert [command["node"] for command in plan["commands"]] == ["node0", "node1"]
+    assert not workspace.nodes.exists() and not (workspace.root / "state").exists()
+
+
+def test_every_command_shows_an_example(workspace: Workspace) -> None:
+    for command in ("", "launch", "status", "logs", "fetch", "benchmark-allreduce"):
+        result = workspace.dtrain(*command.split(), "-h")
+        assert result.code == 0
+        assert f"Example: dtrain {command}".rstrip() in result.out

@@ -1,0 +1,64 @@
+"""The README's commands, typed one after the other by somebody who has just cloned the project."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def _commands() -> list[str]:
+    block = re.search(r"```sh\n(.*?)```", README, re.S)
+    assert block is not None
+    return block[1].splitlines()
+
+
+def test_every_command_of_the_readme_works(workspace: Workspace) -> None:
+    commands = _commands()
+    assert len(commands) >= 7
+    shutil.copytree(ROOT / "cluster-examples", workspace.workdir / "cluster-examples")
+    local = workspace.workdir / "cluster-examples/local.yaml"
+    local.write_text(local.read_text() + f"dir: {workspace.nodes}\n")  # else it would use the node folder of whoever runs this
+    said = {}
+    for command in commands:
+        result = workspace.dtrain(*shlex.split(command)[1:])
+        assert result.code == 0, f"{command}\n{result.err}"
+        said[command] = result
+    accuracy = re.search(r"^test accuracy ([0-9.]+)%$", said[commands[1]].err, re.M)
+    assert accuracy is not None, said[commands[1]].err
+    assert float(accuracy[1]) >= 95
+    assert "cluster size 4 = 2 instances x 2 GPUs per instance" in said[commands[1]].err
+    assert "global batch 64 = 4 replicas x per-replica batch 16" in said[commands[1]].err
+    assert re.search(r"iteration \d+/330 .* loss .* samples/s", said[commands[1]].err)
+    assert "\x1b" not in said[commands[1]].err
+    rows = [line for line in said[commands[-1]].err.splitlines() if re.match(r" +[0-9.]+ [KM]iB ", line)]
+    assert len(rows) >= 8 and all(row.split()[-1] == "0" for row in rows), said[commands[-1]].err
+
+
+def test_the_job_file_of_the_first_page_is_a_job_file(workspace: Workspace) -> None:
+    text = re.search(r"```yaml\n# job.yaml\n(.*?)```", README, re.S)
+    assert text is not None
+    workspace.write("train.py", "print('trained')\n")
+    workspace.write("job.yaml", text[1].replace("gpus_per_instance: 2}", f"gpus_per_instance: 1, device: cpu, dir: {workspace.nodes}}}"))
+    assert workspace.dtrain("launch", "job.yaml").code == 0
+
+
+def test_every_key_of_the_readme_is_known(workspace: Workspace) -> None:
+    """The annotated job and cluster files, checked as they stand."""
+    job, trainer, cluster = re.findall(r"```yaml\n((?:name|trainer|instances):.*?)```", README, re.S)
+    workspace.write("train.py", "")
+    workspace.write("lab.yaml", cluster)
+    env = {"HF_HOME": "x", "WANDB_API_KEY": "x"}
+    for name, text in (("script.yaml", job), ("trainer.yaml", trainer + "cluster: lab.yaml\n")):
+        result = workspace.dtrain("launch", workspace.write(name, text), "--dry-run", env=env)
+        assert result.code == 0, result.err
