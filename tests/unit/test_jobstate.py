@@ -1,0 +1,86 @@
+"""A job's state is what its events add up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtrain.jobstate import JobState, NodeLost, NodeState, RankState, StartFailed, State, StopAsked, reason_of
+from dtrain.node import wire
+
+TWO_NODES = JobState((NodeState("a", (RankState(0, 0),)), NodeState("b", (RankState(1, 0),))))
+
+
+def _ended(rank: int, code: int, at: float, *, symptom: bool = False, signal: int | None = None, traceback: str = "") -> wire.WorkerEnded:
+    return wire.WorkerEnded(at, rank, 0, code, signal, traceback, symptom)
+
+
+def _over(outcome: str, reason: str = "", at: float = 9.0) -> wire.NodeEnded:
+    return wire.NodeEnded(at, outcome, reason, "", ())
+
+
+def _running() -> JobState:
+    state = TWO_NODES
+    for rank, node in enumerate("ab"):
+        state = state.after(node, wire.AgentStarted(1.0, 10, 1, "boot"))
+        state = state.after(node, wire.WorkerStarted(2.0, rank, 0, 20))
+    return state
+
+
+def test_from_pending_to_succeeded() -> None:
+    state = TWO_NODES
+    assert state.state is State.PENDING
+    state = state.after("a", wire.AgentStarted(1.0, 10, 1, "boot"))
+    assert state.state is State.STARTING
+    state = _running()
+    assert (state.state, state.exit_code) == (State.RUNNING, None)
+    for rank, node in enumerate("ab"):
+        state = state.after(node, _ended(rank, 0, 5.0)).after(node, _over("succeeded"))
+    assert (state.state, state.exit_code, state.exit_source) == (State.SUCCEEDED, 0, "worker")
+    assert (state.started_at, state.ended_at) == (1.0, 9.0)
+
+
+def test_the_cause_is_the_earliest_failure_that_is_no_symptom() -> None:
+    """Rank 0 lost its peer and was heard of first; the peer that failed is the cause all the same."""
+    state = _running().after("a", _ended(0, 1, 3.0, symptom=True)).after("b", _ended(1, 7, 3.5))
+    state = state.after("a", _over("failed", "worker-failed")).after("b", _over("failed", "worker-failed"))
+    assert (state.state, state.exit_code) == (State.FAILED, 7)
+    assert state.first_failure is not None and state.first_failure.node == "b"
+
+
+def test_a_symptom_counts_where_nothing_else_explains_the_end() -> None:
+    state = _running().after("a", _ended(0, 1, 3.0, symptom=True)).after("a", _over("failed", "worker-failed")).after("b", _over("stopped"))
+    assert (state.state, state.exit_code) == (State.FAILED, 1)
+
+
+@pytest.mark.parametrize(("cause", "code"), [("ctrl-c", 130), ("stop", 143)])
+def test_a_stop_is_no_failure(cause: str, code: int) -> None:
+    state = _running().after("", StopAsked(3.0, cause))
+    for rank, node in enumerate("ab"):
+        state = state.after(node, _ended(rank, 143, 4.0, symptom=True, signal=15)).after(node, _over("stopped", cause))
+    assert (state.state, state.exit_code, state.exit_source) == (State.STOPPED, code, "dtrain")
+
+
+def test_a_lost_node_and_a_failed_start() -> None:
+    lost = _running().after("", NodeLost(5.0, "b", "gone")).after("a", _over("stopped", "failure"))
+    assert (lost.state, lost.exit_code, lost.exit_source) == (State.LOST, 69, "dtrain")
+    failed = TWO_NODES.after("", StartFailed(1.0, 73, "no space"))
+    assert (failed.state, failed.exit_code, failed.exit_source) == (State.FAILED, 73, "dtrain")
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "last_line", "reason"),
+    [
+        (1, None, "ValueError: x", "exception"),
+        (1, None, "ModuleNotFoundError: No module named 'x'", "import-error"),
+        (1, None, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "cuda-out-of-memory"),
+        (1, None, "OSError: [Errno 28] No space left on device: 'x'", "no-space"),
+        (1, None, "RuntimeError: The server socket has failed to listen: EADDRINUSE", "port-in-use"),
+        (139, 11, "", "segfault"),
+        (137, 9, "", "killed"),
+        (3, None, "", "exit-code"),
+        (127, None, "", "not-found"),
+    ],
+)
+def test_reasons_follow_from_evidence(code: int, signal: int | None, last_line: str, reason: str) -> None:
+    traceback = f"Traceback (most recent call last):\n  File\n{last_line}" if last_line else ""
+    assert reason_of(_ended(0, code, 1.0, signal=signal, traceback=traceback)) == reason

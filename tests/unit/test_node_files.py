@@ -1,0 +1,132 @@
+"""What the node side does with files: trees by content, streams by offset, tracebacks out of logs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dtrain.bundle import bundle
+from dtrain.node import tree, wire
+from dtrain.node.folder import JobFolder
+from dtrain.node.follow import Follower
+from dtrain.node.worker import is_peer_lost, last_traceback
+from dtrain.sync import scan_workdir, tree_hash
+
+
+def test_a_message_survives_its_way() -> None:
+    order = wire.Prepare(
+        ("a b", ""), {"K": "v\n"}, ("ünï",), {}, {"S": "x"}, 2, (wire.TreeEntry("p", 0o644, 1, "d"),), None, "out", 1.5, None
+    )
+    sent = bytearray(wire.frame(order, b"payload") + wire.frame(wire.Done()))
+
+    def read(size: int) -> bytes:
+        part = bytes(sent[: min(size, 3)])
+        del sent[: len(part)]
+        return part
+
+    assert wire.read_frame(read) == (order, b"payload")
+    assert wire.read_frame(read) == (wire.Done(), b"")
+    assert wire.read_frame(read) is None
+    with pytest.raises(ValueError, match="not a dtrain message"):
+        wire.from_json('{"type": "Nothing"}')
+
+
+def test_a_tree_is_laid_out_as_it_was(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep/er").mkdir(parents=True)
+    (source / "deep/er/run.sh").write_text("#!/bin/sh\n")
+    (source / "deep/er/run.sh").chmod(0o755)
+    (source / "same").write_text("#!/bin/sh\n")
+    (source / "link").symlink_to("deep/er/run.sh")
+    (source / "line\nfeed").write_text("")
+    os.mkfifo(source / "pipe")  # would block whoever reads it
+    entries = scan_workdir(source, "out")
+    blobs = tree.Blobs(str(tmp_path / "blobs"))
+    wanted = blobs.missing(entries)
+    assert len(wanted) == 2  # contents, not files
+    contents = {entry.digest: (source / entry.path).read_bytes() for entry in entries if entry.digest}
+    for digest in wanted:
+        assert blobs.put(digest, contents[digest], last=True)
+    assert blobs.missing(entries) == ()
+    blobs.make_tree(entries, str(tmp_path / "copy"))
+    assert tree_hash(scan_workdir(tmp_path / "copy", "out")) == tree_hash(entries)
+    assert (tmp_path / "copy/link").readlink() == Path("deep/er/run.sh")
+    assert not (tmp_path / "copy/pipe").exists()
+    assert not blobs.put("0" * 40, b"something else", last=True)
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "link/x"])
+def test_no_entry_leaves_the_tree(tmp_path: Path, path: str) -> None:
+    (tmp_path / "link").symlink_to("/tmp")
+    with pytest.raises(ValueError):
+        tree.inside(str(tmp_path), path)
+
+
+def test_ignore_files_work_as_in_git(tmp_path: Path) -> None:
+    for name in ("a.log", "keep.log", "sub/a.log", "sub/deep/b.txt", "build/x", "out/result", ".git/config", "big.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/build/\n")
+    (tmp_path / ".dtrainignore").write_text("big.*\n")
+    (tmp_path / "sub/.gitignore").write_text("!a.log\ndeep/\n")
+    names = [entry.path for entry in scan_workdir(tmp_path, "out") if not entry.folder]
+    assert names == [".dtrainignore", ".gitignore", "keep.log", "sub/.gitignore", "sub/a.log"]
+
+
+def test_streams_are_followed_by_offset_and_the_end_comes_last(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    folder.make()
+    log = tmp_path / wire.rank_log(0)
+    log.write_bytes(b"x" * (3 * wire.CHUNK_BYTES))
+    folder.append_event(wire.LauncherStarted(1.0, 1))
+    sent: list[tuple[str, int, int]] = []
+
+    def send(message: wire.Message, payload: bytes) -> None:
+        assert isinstance(message, wire.StreamBytes)
+        sent.append((message.stream, message.offset, len(payload)))
+
+    follower = Follower(folder, {wire.rank_log(0): 5}, send)
+    assert follower.send_new()
+    assert not follower.send_new()
+    with log.open("ab") as file:
+        file.write(b"the end")
+    folder.append_event(wire.NodeEnded(2.0, "succeeded", "", "", ()))
+    assert follower.send_new()
+    assert sent[-1][0] == wire.EVENTS and sent[-2] == (wire.rank_log(0), 3 * wire.CHUNK_BYTES, 7)
+    at = 5
+    for stream, offset, size in sent:
+        if stream == wire.rank_log(0):
+            assert offset == at
+            at += size
+    assert at == 3 * wire.CHUNK_BYTES + 7
+
+
+CHAINED = """epoch 1
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise RuntimeError("Connection closed by peer [10.0.0.1]")
+RuntimeError: Connection closed by peer [10.0.0.1]
+terminate called without an active exception
+"""
+
+
+def test_the_last_traceback_is_taken_whole_and_nothing_after_it() -> None:
+    found = last_traceback("Traceback (most recent call last):\n  old\nOldError: no\nline\n" + CHAINED)
+    assert found.startswith('Traceback (most recent call last):\n  File "a.py", line 1') and "KeyError" in found
+    assert found.endswith("RuntimeError: Connection closed by peer [10.0.0.1]")
+    assert last_traceback("nothing here") == ""
+    assert is_peer_lost(CHAINED) and not is_peer_lost(CHAINED.replace("Connection closed by peer", "bad"))
+
+
+def test_the_bundle_is_the_same_bytes_every_time() -> None:
+    first = bundle()
+    bundle.cache_clear()
+    assert bundle() == first

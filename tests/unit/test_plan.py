@@ -1,0 +1,110 @@
+"""The plan: ranks, devices and arithmetic from a spec and what the nodes said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import NodesBusy, PreflightFailed, SpecError
+from dtrain.launchers import node_commands
+from dtrain.node.wire import Gpu, NodeFacts
+from dtrain.plan import LaunchPlan, make_plan
+from dtrain.spec import JobSpec, load_job
+
+
+def _spec(folder: Path, cluster: str, rest: str = "script: train.py\n") -> JobSpec:
+    (folder / "train.py").touch()
+    (folder / "job.yaml").write_text(f"{rest}cluster: {cluster}\n")
+    return load_job(folder / "job.yaml", environ={})
+
+
+def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8) -> dict[str, NodeFacts]:
+    there = tuple(Gpu(index, "GPU", 80 << 30, 0) for index in range(gpus))
+    return {
+        instance.name: NodeFacts(
+            instance.name,
+            cores,
+            there,
+            "/usr/bin/python3",
+            "3.11.2",
+            "2.13.0",
+            "127.0.0.1",
+            "lo",
+            29500 if index == 0 else None,
+            "/b",
+            "/j",
+            "/o",
+        )
+        for index, instance in enumerate(spec.cluster.instances)
+    }
+
+
+def _plan(spec: JobSpec, **facts: int) -> LaunchPlan:
+    return make_plan(spec, _facts(spec, **facts))
+
+
+def test_ranks_count_through_the_nodes_in_their_order(tmp_path: Path) -> None:
+    plan = _plan(_spec(tmp_path, "{instances: 3, gpus_per_instance: 2, device: cpu}"))
+    assert [(worker.node, worker.rank, worker.local_rank) for worker in plan.workers] == [
+        ("node0", 0, 0), ("node0", 1, 1), ("node1", 2, 0), ("node1", 3, 1), ("node2", 4, 0), ("node2", 5, 1),
+    ]  # fmt: skip
+    assert (plan.cluster_size, plan.master_address, plan.master_port) == (6, "127.0.0.1", 29500)
+
+
+def test_cores_are_shared_by_all_workers_of_this_machine(tmp_path: Path) -> None:
+    plan = _plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2, device: cpu}"), cores=8)
+    assert [node.cores_per_worker for node in plan.nodes] == [2, 2]
+
+
+def test_auto_takes_all_gpus_of_this_machine_in_turn_and_two_cpu_workers_without(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, "{instances: 2}")
+    assert [node.gpus for node in _plan(spec, gpus=4).nodes] == [(0, 1), (2, 3)]
+    without = _plan(spec)
+    assert [(node.device, len(node.workers)) for node in without.nodes] == [("cpu", 2), ("cpu", 2)]
+    assert make_plan(spec).cluster_size is None  # nobody was asked yet
+
+
+def test_a_list_of_gpus_is_taken_as_it_is(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, "{instances: 1, gpus_per_instance: [5, 2]}")
+    plan = _plan(spec, gpus=8)
+    assert plan.nodes[0].gpus == (5, 2)
+    assert node_commands(spec, plan, "job")[0].worker_env["CUDA_VISIBLE_DEVICES"] == "5,2"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "error"),
+    [
+        ("{instances: 1, gpus_per_instance: 3}", 2, NodesBusy),
+        ("{instances: 2, gpus_per_instance: 2}", 3, NodesBusy),
+        ("{instances: 1, gpus_per_instance: [0, 7]}", 2, NodesBusy),
+        ("{instances: 3}", 2, NodesBusy),
+        ("{instances: 1, device: cuda}", 0, PreflightFailed),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path, cluster: str, gpus: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^node\d: "):
+        _plan(_spec(tmp_path, cluster), gpus=gpus)
+
+
+def test_the_batch_is_shared_out_over_the_replicas(tmp_path: Path) -> None:
+    trainer = "trainer: {model: digits_cnn, data: digits, epochs: 3, batch: {global: 64}}\n"
+    plan = _plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
+    assert plan.batch is not None
+    assert (plan.batch.replicas, plan.batch.per_replica_batch_size, plan.batch.iterations_per_epoch) == (4, 16, 22)
+    assert plan.total_iterations == 66
+
+
+def test_a_batch_that_leaves_a_remainder_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
+    trainer = "trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 3\n  batch: {global: 250}\n"
+    with pytest.raises(SpecError, match=r"job\.yaml:5:3: global batch 250 = replicas 4 x per-replica 62\.5\nhint: nearest: 248, 252"):
+        make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
+
+
+def test_what_the_user_sets_wins_over_what_dtrain_would_choose(tmp_path: Path) -> None:
+    spec = _spec(
+        tmp_path, "{instances: 1, device: cpu}", "script: train.py\nenv: {OMP_NUM_THREADS: 3, GLOO_SOCKET_IFNAME: eth9, RATE: 1e-4}\n"
+    )
+    env = node_commands(spec, _plan(spec), "job")[0].worker_env
+    assert (env["OMP_NUM_THREADS"], env["GLOO_SOCKET_IFNAME"], env["RATE"]) == ("3", "eth9", "1e-4")
+    assert (env["NCCL_SOCKET_IFNAME"], env["PYTHONUNBUFFERED"]) == ("=lo", "1")

@@ -1,0 +1,67 @@
+"""The job store: finding jobs, and taking the same thing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import NoSpace, NoSuchJob
+from dtrain.intake import Intake, Silent
+from dtrain.jobstate import State
+from dtrain.node import wire
+from dtrain.plan import make_plan
+from dtrain.spec import load_job
+from dtrain.store import JobRecord, Store
+
+
+def _add(store: Store, folder: Path, job: str, name: str) -> JobRecord:
+    (folder / "train.py").touch()
+    (folder / "job.yaml").write_text(f"name: {name}\nscript: train.py\ncluster: {{instances: 1, gpus_per_instance: 1, device: cpu}}\n")
+    spec = load_job(folder / "job.yaml", environ={})
+    store.add(job, make_plan(spec), spec.cluster, workdir=folder, outputs="out", git_commit=None, workdir_hash="h")
+    return store.find(job)
+
+
+def test_a_job_is_found_by_id_prefix_and_name(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    with pytest.raises(NoSuchJob, match="no job was launched"):
+        store.find(None)
+    for job, name in (("aa11", "train"), ("aa22", "train"), ("bb33", "aa")):
+        _add(store, tmp_path, job, name)
+    assert store.find(None).job == "bb33"
+    assert store.find("aa2").job == "aa22"
+    assert store.find("train").job == "aa22"  # the newest of that name
+    assert store.find("aa").job == "bb33"  # a name, where the prefix fits several
+    with pytest.raises(NoSuchJob, match="start of several jobs"):
+        store.find("a")
+    with pytest.raises(NoSuchJob):
+        store.find("")
+    record = store.find("bb33")
+    assert (record.plan.name, record.cluster.instances[0].name, record.state) == ("aa", "node0", State.PENDING)
+
+
+def test_the_same_bytes_taken_twice_change_nothing(tmp_path: Path) -> None:
+    """As after a reconnect, or with `logs --follow` next to `launch`; the cuts may fall anywhere."""
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    events = (wire.AgentStarted(1.0, 1, 1, "b"), wire.WorkerStarted(2.0, 0, 0, 5), wire.WorkerEnded(3.0, 0, 0, 4, None, "", False))
+    data = b"".join(wire.to_json(event).encode() + b"\n" for event in events)
+    intake = Intake(store, "aa11", record.plan, Silent())
+    for start in range(0, len(data), 7):
+        intake.take("node0", wire.StreamBytes(wire.EVENTS, start), data[start : start + 7])
+    again = Intake(store, "aa11", record.plan, Silent())
+    again.take("node0", wire.StreamBytes(wire.EVENTS, 0), data)
+    assert store.offsets("aa11", "node0")[wire.EVENTS] == len(data)
+    assert [event for _, event in store.events("aa11")] == list(events)
+    assert store.state(record) == intake.state
+    for offset, part in ((0, b"hello "), (6, b"world"), (0, b"hello ")):
+        intake.take("node0", wire.StreamBytes(wire.rank_log(0), offset), part)
+    assert store.log("aa11", "node0", wire.rank_log(0)).read_bytes() == b"hello world"
+    assert store.find("aa11").state is State.RUNNING
+
+
+def test_a_store_that_cannot_be_made_is_an_error_with_a_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NoSpace, match="hint: set XDG_STATE_HOME"):
+        Store(tmp_path / "file/below")
