@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.errors import NoSuchJob
+from dtrain.errors import NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState
 from dtrain.link import Link, Target
@@ -96,6 +96,10 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
         link = Link.open(target)
         try:
             fetched[target.node] = fetch_outputs(link, into / target.node, functools.partial(progress, target.node))
+        except (OSError, ValueError) as error:  # of our own disk; ValueError: a link there leads elsewhere
+            raise PreflightFailed(
+                f"{into / target.node}: the outputs cannot be written: {error}", hint="name another folder with --to"
+            ) from error
         finally:
             link.close()
     return fetched

@@ -54,10 +54,10 @@ class Intake:
             case wire.StreamBytes(wire.EVENTS):
                 return self._take_events(node, message, data)
             case wire.StreamBytes(wire.METRICS):
-                lines = self._lines(node, message, data)
-                self._store.append_metrics(self._job, node, [(offset, text.decode()) for offset, text in lines])
-                for _, line in lines:
-                    self._watcher.measured(json.loads(line))
+                metrics = [(offset, len(text), _metric(text)) for offset, text in self._lines(node, message, data)]
+                self._store.append_metrics(self._job, node, metrics)
+                for _, _, metric in metrics:
+                    self._watcher.measured(metric)
             case wire.StreamBytes(stream, offset):
                 self._store.write_log(self._job, node, stream, offset, data)
                 self._watcher.printed(node, stream, data)
@@ -74,7 +74,7 @@ class Intake:
         self._watcher.changed(self.state, LAUNCHING_SIDE, event)
 
     def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> list[Event]:
-        lines = [(offset, text, cast(Event, wire.from_json(text))) for offset, text in self._lines(node, where, data)]
+        lines = [(offset, text, event) for offset, text in self._lines(node, where, data) if (event := _event(text)) is not None]
         states = []
         for _, _, event in lines:
             self.state = self.state.after(node, event)
@@ -104,3 +104,20 @@ class Intake:
             lines.append((offset, line + b"\n"))
             offset += len(line) + 1
         return lines
+
+
+def _metric(line: bytes) -> dict[str, Any]:
+    """What a worker reported; a line that is no mapping says nothing, for anything may write into that file."""
+    try:
+        metric = json.loads(line)
+    except ValueError:
+        return {}
+    return metric if isinstance(metric, dict) else {}
+
+
+def _event(line: bytes) -> Event | None:
+    """An event; None for a line that was torn, as on a full disk."""
+    try:
+        return cast(Event, wire.from_json(line))
+    except ValueError:
+        return None

@@ -191,7 +191,8 @@ class JobState:
                 after = self._with_rank(node, event.at, event.rank, state=ended, exit_code=event.exit_code)
                 return after if event.exit_code == 0 else after._with_failure(_worker_failure(node, event))
             case wire.NodeEnded():
-                after = self._with_node(node, event.at, state=State[event.outcome.upper()], survivors=event.survivors)
+                ended = State[event.outcome.upper()]
+                after = self._with_node(node, event.at, state=ended, survivors=event.survivors)._with_ranks_over(node, ended)
                 if event.outcome == "failed" and event.reason != "worker-failed":
                     after = after._with_failure(_node_failure(node, event))
                 return after._with_end(event.at)
@@ -199,11 +200,18 @@ class JobState:
                 return replace(self, stop_cause=self.stop_cause or event.cause)
             case NodeLost():
                 failure = Failure(event.at, event.node, None, NodeUnreachable.exit_code, None, "node-lost", "", event.text, symptom=False)
-                return self._with_node(event.node, event.at, state=State.LOST)._with_failure(failure)._with_end(event.at)
+                after = self._with_node(event.node, event.at, state=State.LOST)._with_ranks_over(event.node, State.LOST)
+                return after._with_failure(failure)._with_end(event.at)
             case StartFailed():
                 return replace(self, start_failed=self.start_failed or event, ended_at=event.at)
             case _:
                 assert_never(event)
+
+    def _with_ranks_over(self, name: str, state: State) -> JobState:
+        """No rank outlives its node; one that did not report its end has no exit code."""
+        node = next(node for node in self.nodes if node.name == name)
+        ranks = tuple(each if each.state.is_final else replace(each, state=state) for each in node.ranks)
+        return replace(self, nodes=tuple(replace(each, ranks=ranks) if each.name == name else each for each in self.nodes))
 
     def _with_end(self, at: float) -> JobState:
         return replace(self, ended_at=at) if all(node.state.is_final for node in self.nodes) else self

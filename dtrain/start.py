@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from dtrain.errors import DtrainError, PreflightFailed
+from dtrain.errors import CTRL_C, DtrainError, PreflightFailed
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands
@@ -167,7 +167,16 @@ def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link
             link.tell(wire.Stop("failure", 0.0))
         except DtrainError:
             continue  # an agent that hears no COMMIT ends by itself
-    code = error.exit_code if isinstance(error, DtrainError) else 130 if isinstance(error, KeyboardInterrupt) else DtrainError.exit_code
+    code = DtrainError.exit_code
+    match error:
+        case DtrainError():
+            code = error.exit_code
+        case KeyboardInterrupt():
+            code = CTRL_C
+        case SystemExit(code=int(asked)):
+            code = asked
+        case _:
+            pass
     text = str(error) or type(error).__name__
     Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text))
 

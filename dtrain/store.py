@@ -84,7 +84,7 @@ class Store:
             self._db = sqlite3.connect(root / "store.db", timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=DELETE")  # homes may be on NFS, where a write-ahead log does not work
             self._db.executescript(_SCHEMA)
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.DatabaseError) as error:
             raise NoSpace(
                 f"{root}: the job store cannot be opened: {error}", hint="set XDG_STATE_HOME to a folder you can write"
             ) from error
@@ -115,7 +115,7 @@ class Store:
     ) -> None:
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        by = f"{_user()}@{socket.gethostname()}"
         where = (str(workdir), outputs, git_commit, workdir_hash)
         row = (job, plan.name, time.time(), by, *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
@@ -138,6 +138,8 @@ class Store:
             if not newest:
                 raise NoSuchJob("no job was launched from here yet", hint="dtrain launch job.yaml")
             return newest[0]
+        if not wanted.isprintable():  # nor can SQLite search for what is no text
+            raise NoSuchJob(f"no job has the id or name {wanted!r}", hint="dtrain status lists them")
         by_id = [_record(row) for row in self._rows(f"{_SELECT} WHERE substr(job, 1, ?) = ?", len(wanted), wanted)] if wanted else []
         exact = [record for record in by_id if record.job == wanted]
         by_name = [_record(row) for row in self._rows(f"{_SELECT} WHERE name = ? ORDER BY created_at DESC", wanted)]
@@ -164,9 +166,10 @@ class Store:
         """An event of the launching side."""
         self.append(job, LAUNCHING_SIDE, [(self.next_offset(job, LAUNCHING_SIDE), wire.to_json(event))], state)
 
-    def append_metrics(self, job: str, node: str, metrics: Sequence[tuple[int, str]]) -> None:
+    def append_metrics(self, job: str, node: str, metrics: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Keep metrics, each as its line's offset and length in bytes, and what it says."""
         with self._writing():
-            self._db.executemany(_ADD_METRIC, [(job, node, offset, offset + len(line.encode()), line) for offset, line in metrics])
+            self._db.executemany(_ADD_METRIC, [(job, node, offset, offset + size, json.dumps(metric)) for offset, size, metric in metrics])
 
     def next_offset(self, job: str, node: str, table: str = "events") -> int:
         """How far a node's events (or metrics) are known, in bytes of the stream."""
@@ -221,7 +224,7 @@ class Store:
         try:
             with self._db:
                 yield
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.DatabaseError) as error:
             raise NoSpace(
                 f"{self.root}: the job store cannot be written: {error}", hint="free some space there; the job goes on"
             ) from error
@@ -229,6 +232,15 @@ class Store:
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"
 _ADD_METRIC = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?)"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return str(os.getuid())
+
+
 _SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster
 FROM jobs"""
 

@@ -101,6 +101,10 @@ class Supervisor:
                 except queue.Empty:
                     continue
                 self._take(item)
+        except BaseException:
+            if renew_lease:  # nobody is left to look after the job
+                self._tell_all(wire.Stop("failure", self._plan.grace_s))
+            raise
         finally:
             for follower in self._followers.values():
                 follower.stop()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,10 +71,13 @@ def send_tree(link: Link, workdir: Path, entries: Sequence[TreeEntry], progress:
     total = sum(entry.size_bytes for entry, _ in files)
     sent = 0
     for entry, path in files:
-        for part in tree.read_parts(str(path)):
-            link.tell(wire.PutFile(entry.digest, entry.path, last=False), part)
-            sent += len(part)
-            progress(sent, total)
+        try:
+            for part in tree.read_parts(str(path)):
+                link.tell(wire.PutFile(entry.digest, entry.path, last=False), part)
+                sent += len(part)
+                progress(sent, total)
+        except OSError as error:
+            raise PreflightFailed(f"{path} cannot be sent: {error.strerror}", hint="name it in .dtrainignore, or launch again") from error
         link.tell(wire.PutFile(entry.digest, entry.path, last=True))
     if files:
         link.ask(wire.FilesSent())
@@ -107,19 +112,23 @@ def fetch_outputs(link: Link, into: Path, progress: Callable[[int, int], None]) 
 def _fetch_file(link: Link, entry: TreeEntry, path: Path, progress: Callable[[int], None]) -> int:
     """Write a file beside its place and move it there when it is whole. Returns its size."""
     link.tell(wire.GetOutput(entry.path))
-    partial = path.with_name(f".{path.name}.partial")
     size = 0
-    with open(partial, "wb") as file:
-        while True:
-            message, part = link.answer()
-            assert isinstance(message, wire.FileBytes)
-            if message.last:
-                break
-            file.write(part)
-            size += len(part)
-            progress(size)
-    partial.chmod(entry.mode)
-    partial.replace(path)
+    fd, partial = tempfile.mkstemp(dir=path.parent, prefix=".dtrain-")
+    try:
+        with open(fd, "wb") as file:
+            while True:
+                message, part = link.answer()
+                assert isinstance(message, wire.FileBytes)
+                if message.last:
+                    break
+                file.write(part)
+                size += len(part)
+                progress(size)
+        os.chmod(partial, entry.mode)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
     return size
 
 

@@ -44,11 +44,11 @@ class _WithArguments(click.Command):
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
 @click.option(
-    "--lease", type=click.FloatRange(min=1), default=api.LEASE_S, metavar="S", show_default=True,
+    "--lease", type=click.IntRange(1, 10_000_000), default=int(api.LEASE_S), metavar="S", show_default=True,
     help="Seconds that the job outlives its launcher.",
 )  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool, as_json: bool, lease: float) -> int:
+def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool, as_json: bool, lease: int) -> int:
     """Run a job on all its nodes and follow it to its end.
 
     FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node. The exit

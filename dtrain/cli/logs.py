@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import dataclass
 
 import click
 
@@ -17,27 +19,34 @@ from dtrain.supervise import Supervisor
 _READ_BYTES = 1 << 20
 
 
-class _Ranks(click.ParamType[frozenset[int]]):
+@dataclass(frozen=True, slots=True)
+class _RankSet:
+    parts: tuple[range, ...]
+
+    def __contains__(self, rank: object) -> bool:
+        return any(rank in part for part in self.parts)
+
+
+class _Ranks(click.ParamType[_RankSet]):
     """0,8-15"""
 
     name = "RANKS"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
-        ranks: set[int] = set()
-        try:
-            for part in value.split(","):
-                first, _, last = part.partition("-")
-                ranks.update(range(int(first), int(last or first) + 1))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of ranks such as 0,8-15", param, ctx)
-        return frozenset(ranks)
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> _RankSet:
+        parts = []
+        for part in value.split(","):
+            match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                self.fail(f"{value!r} is not a list of ranks such as 0,8-15", param, ctx)
+            parts.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return _RankSet(tuple(parts))
 
 
 @click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --follow")
 @click.argument("job", required=False)
 @click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
-def command(job: str | None, ranks: frozenset[int] | None, follow: bool) -> int:
+def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank."""
     store = Store.default()
     record = store.find(job)

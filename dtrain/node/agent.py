@@ -19,6 +19,7 @@ KILL_TIMEOUT_S = 15.0
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
+_LOOK_S = 5.0  # between two looks at whether the job's folder is still there
 
 
 def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, reserved_port_fd: Optional[int]) -> int:
@@ -123,6 +124,9 @@ class Agent:
         connection.close()
         worker = self._connections.pop(connection)
         if worker is not None and worker.rank not in self._ended:  # worker.py was killed before it could report
+            procs.reap(self._on_exit)
+            if self._launcher_status is not None:  # and it was, by its death signal, because its launcher was
+                self._stop("launcher-failed", self._order.grace_s)
             self._worker_ended(
                 wire.WorkerEnded(time.time(), worker.rank, worker.local_rank, 128 + signal.SIGKILL, signal.SIGKILL, "", bool(self._cause))
             )
@@ -161,7 +165,13 @@ class Agent:
     # ---- what the agent does ----
 
     def _event(self, event: wire.Message) -> None:
-        self._folder.append_event(event)
+        try:
+            self._folder.append_event(event)
+        except OSError:  # the folder was deleted or its disk is full: nobody can be told, so the job must not go on unseen
+            if not self._cause:
+                self._cause = "folder-gone"
+                procs.terminate(self._below_launcher())
+            self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
 
     def _start(self) -> None:
         if self._launcher is not None or self._cause:
@@ -214,10 +224,12 @@ class Agent:
         if self._launcher is None:
             return max(0.0, self._armed_until_s - time.monotonic())
         lease_s = self._order.lease_s
-        return 60.0 if lease_s is None else max(0.0, self._heard_s + lease_s - time.monotonic())
+        return _LOOK_S if lease_s is None else max(0.0, min(_LOOK_S, self._heard_s + lease_s - time.monotonic()))
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
+        if not self._cause and not os.path.exists(self._folder.stream("lock")):
+            self._stop("folder-gone", self._order.grace_s)
         if self._launcher is None and now_s >= self._armed_until_s:
             self._stop("never-committed", 0.0)
         lease_s = self._order.lease_s

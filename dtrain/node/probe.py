@@ -58,7 +58,10 @@ def _ask_python(python: str) -> tuple[str, str, str]:
     )
     if answer.returncode != 0:
         return "", "", ""
-    _, version, torch_version = json.loads(answer.stdout)
+    try:
+        _, version, torch_version = json.loads(answer.stdout)
+    except ValueError:  # it runs, and is no Python
+        return "", "", ""
     return path, version, torch_version
 
 

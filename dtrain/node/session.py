@@ -55,6 +55,7 @@ class _Session:
         self._held_port: Optional[socket.socket] = None
         self._agent: Optional[socket.socket] = None
         self._follower: Optional[Follower] = None
+        self._put_failed: Optional[wire.Failed] = None
         self._active_s = 0.0
         self._is_alive = True
         self._look_at_s = 0.0
@@ -71,7 +72,7 @@ class _Session:
                 except OSError as error:
                     self._reply(_failed(error))
                 except ValueError as error:
-                    self._reply(wire.Failed("internal", str(error)))
+                    self._reply(wire.Failed("setup", str(error)))
             elif self._follower is not None:
                 self._send_streams(self._follower)
 
@@ -101,10 +102,9 @@ class _Session:
         elif isinstance(order, wire.OfferTree):
             self._reply(wire.WantFiles(self._blobs.missing(order.entries)))
         elif isinstance(order, wire.PutFile):
-            if not self._blobs.put(order.digest, payload, order.last):
-                self._reply(wire.Failed("setup", f"{order.path} changed while it was sent", "name it in .dtrainignore, or launch again"))
+            self._put(order, payload)
         elif isinstance(order, wire.FilesSent):
-            self._reply(wire.Done())
+            self._reply(self._put_failed or wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
         elif isinstance(order, (wire.Commit, wire.Finish, wire.Stop, wire.Ping)):
@@ -124,6 +124,17 @@ class _Session:
         self._output_dir = node_dir.outputs(order.name, order.node)
         self._blobs = tree.Blobs(node_dir.blobs)
         self._reply(wire.Done())
+
+    def _put(self, order: wire.PutFile, payload: bytes) -> None:
+        """Keep the first failure for FilesSent: the other side reads no answer before it has sent all."""
+        if self._put_failed is not None:
+            return
+        try:
+            if not self._blobs.put(order.digest, payload, order.last):
+                again = "name it in .dtrainignore, or launch again"
+                self._put_failed = wire.Failed("setup", f"{order.path} changed while it was sent", again)
+        except OSError as error:
+            self._put_failed = _failed(error)
 
     def _prepare(self, order: wire.Prepare) -> None:
         self._folder.make()

@@ -67,7 +67,13 @@ class Blobs:
             fd, path = tempfile.mkstemp(dir=self._folder, prefix="incoming-")
             self._incoming = path, fd
         path, fd = self._incoming
-        _write_all(fd, part)
+        try:
+            _write_all(fd, part)
+        except OSError:
+            self._incoming = None
+            os.close(fd)
+            os.unlink(path)
+            raise
         if last:
             self._incoming = None
             os.close(fd)

@@ -289,7 +289,7 @@ class WorkerEnded(Message):
 @dataclass(frozen=True)
 class NodeStopping(Message):
     at: float
-    cause: str  # worker-failed | launcher-failed | ctrl-c | stop | failure | lease-over | guard-killed
+    cause: str  # worker-failed | launcher-failed | ctrl-c | stop | failure | lease-over | guard-killed | folder-gone
 
 
 @dataclass(frozen=True)

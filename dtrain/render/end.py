@@ -17,6 +17,7 @@ _REASONS = {
     "agent-killed": "dtrain's agent on it was killed",
     "guard-killed": "dtrain's guard on it was killed",
     "node-lost": "dtrain's agent and guard on it are gone",
+    "folder-gone": "its job folder was deleted, or cannot be written",
     "never-committed": "it was prepared and never told to start",
     "lease-over": "its launcher was silent for longer than the lease",
 }

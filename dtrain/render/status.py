@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -93,7 +94,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "workdir_hash": view.record.workdir_hash,
         "overrides": [],
         "nodes": [_node(node) for node in state.nodes],
-        "metrics": {name: view.metrics.get(name) for name in _METRICS},
+        "metrics": {name: _finite(view.metrics.get(name)) for name in _METRICS},
         "first_failure": _failure(state.first_failure),
     }
 
@@ -108,6 +109,13 @@ def _failure(failure: Failure | None) -> dict[str, Any] | None:
         return None
     told = ("at", "node", "rank", "exit_code", "signal", "reason", "traceback", "log")
     return {name: getattr(failure, name) for name in told}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _took(state: JobState) -> str:

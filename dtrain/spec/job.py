@@ -103,7 +103,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     mistakes = [
         *_name_mistakes(name),
         *wrong_workdir,
-        *_outputs_mistakes(file.outputs),
+        *_outputs_mistakes(file.outputs, workdir),
         *wrong_env,
         *_secrets_mistakes(file.secrets or [], env, around.environ),
         *wrong_args,
@@ -140,6 +140,8 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
         hint = "write workdir as its absolute path on the nodes, or leave sync out to bring it there"
         return workdir, [] if ("workdir",) in around.wrong else [Mistake(at, "sync: false wants a workdir that all nodes have", hint)]
     workdir = around.path.parent / os.path.expanduser(file.workdir)
+    if not is_text(str(workdir)):
+        return workdir, [Mistake(at, f"the path {typed(str(workdir))} of workdir is not UTF-8", "rename the folder")]
     if ".." in workdir.parts:
         workdir = Path(os.path.realpath(workdir))
     if os.path.isdir(workdir):
@@ -150,9 +152,14 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
     return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not there", hint)]
 
 
-def _outputs_mistakes(text: str) -> list[Mistake]:
+def _outputs_mistakes(text: str, workdir: Path) -> list[Mistake]:
     path = PurePosixPath(text)
     if path.parts and not path.is_absolute() and ".." not in path.parts:
+        above = [workdir / part for part in path.parents if part.parts]
+        if any(each.is_symlink() for each in above) or any(each.is_file() for each in (workdir / path, *above)):
+            return [
+                Mistake(("outputs",), f"outputs {typed(text)} is or lies behind a file or a link in workdir", "name a folder of its own")
+            ]
         return []
     return [Mistake(("outputs",), f"outputs {typed(text)} is no folder inside workdir", "write a relative path without '..', such as out")]
 

@@ -104,3 +104,28 @@ def test_every_command_shows_an_example(workspace: Workspace) -> None:
         result = workspace.dtrain(*command.split(), "-h")
         assert result.code == 0
         assert f"Example: dtrain {command}".rstrip() in result.out
+
+
+def test_names_and_numbers_at_the_edge(workspace: Workspace) -> None:
+    workspace.write("train.py", "")
+    job = workspace.job("script: train.py\n")
+    for value in ("inf", "nan", "0", "1e12"):
+        assert workspace.dtrain("launch", job, "--lease", value).code == 2
+    for value in ("5-2", "0-99999999999", "-1", ""):
+        assert workspace.dtrain("logs", "--ranks", value).code == 2
+    for command in ("status", "logs", "fetch"):
+        assert workspace.dtrain(command, "\udcff").code == 66
+    for outputs in ("train.py", "train.py/below"):
+        result = workspace.dtrain("launch", workspace.job(f"script: train.py\noutputs: {outputs}\n"))
+        assert result.code == 65 and "job.yaml:3:1: outputs" in result.err
+
+
+def test_fetch_into_a_place_that_does_not_take_it(workspace: Workspace) -> None:
+    workspace.write("keep.py", "open('out/kept', 'w').write('x')\n")
+    assert workspace.dtrain("launch", workspace.job("script: keep.py\n", instances=1)).code == 0
+    (workspace.root / "taken").mkdir()
+    (workspace.root / "taken/node0").touch()
+    for place in (workspace.root / "taken", "/proc/nowhere"):
+        result = workspace.dtrain("fetch", "--to", place)
+        assert result.code == 78
+        assert "the outputs cannot be written" in result.err and "hint: " in result.err and "Traceback" not in result.err

@@ -311,3 +311,40 @@ def test_two_jobs_at_once_do_not_touch_each_other(workspace: Workspace) -> None:
     assert workspace.dtrain("launch", workspace.job("name: short\nscript: fail.py\n", name="short.yaml")).code == 4
     go.touch()
     assert workspace.wait(long).code == 0
+
+
+def test_a_deleted_job_folder_ends_the_job(workspace: Workspace) -> None:
+    workspace.write(
+        "delete.py",
+        "import os, shutil, time\nif os.environ['RANK'] == '0': shutil.rmtree(os.environ['DTRAIN_JOB_FOLDER'])\ntime.sleep(600)\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("script: delete.py\ngrace: 1\n"), timeout_s=60)
+    assert result.code == 69, result.err
+    workspace.until(lambda: workspace.leftovers() == {}, "the agent to notice", timeout_s=20)
+
+
+def test_a_killed_torchrun_is_not_blamed_on_a_worker(workspace: Workspace) -> None:
+    workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    launch = workspace.start("launch", workspace.job("name: hit\nscript: sleep.py\ngrace: 1\n"))
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    os.kill(
+        next(pid for pid, command in workspace.leftovers().items() if "torch.distributed.run" in command and "--node-rank=1" in command), 9
+    )
+    result = workspace.wait(launch, timeout_s=40)
+    assert result.code == 78, result.err
+    assert "node1 failed: its launcher ended before the workers did" in result.err
+    ranks = [rank for node in workspace.status("hit")["nodes"] for rank in node["ranks"]]
+    assert [rank["state"] for rank in ranks].count("RUNNING") == 0
+
+
+def test_garbage_among_the_metrics_harms_nobody(workspace: Workspace) -> None:
+    workspace.write(
+        "garbage.py",
+        "import os, dtrain\n"
+        "open(os.environ['DTRAIN_JOB_FOLDER'] + '/metrics.jsonl', 'ab').write(b'garbage\\xff\\n[1]\\n')\n"
+        "dtrain.log_metrics(iteration=7, loss=float('nan'))\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("script: garbage.py\n", instances=1))
+    assert result.code == 0, result.err
+    metrics = workspace.status()["metrics"]
+    assert (metrics["iteration"], metrics["loss"]) == (7, None)
