@@ -29,4 +29,5 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     with Transfer(out, "fetching") as transfer:
         fetched = api.fetch(record, into, node, transfer.moved)
     for name, (there, sent) in fetched.items():
-        out.print(f"{name}: {there} files in {into / name}, {sent} of them new", soft_wrap=True)
+        files = f"{there} files in {into / name}, {sent} of them new" if there else "no job of that name has written outputs there"
+        out.print(f"{name}: {files}", soft_wrap=True)

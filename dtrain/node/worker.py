@@ -18,6 +18,7 @@ from dtrain.node.folder import JobFolder
 
 _TAIL_BYTES = 256 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line once a process group exists
 # A process that says one of these lost its peer: what ended the peer is the cause, not this.
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
@@ -107,6 +108,7 @@ def last_traceback(text: str) -> str:
 
     Chained tracebacks ("During handling of ...", "The above exception was the direct cause ...") stay together.
     """
+    text = _RANK_PREFIX.sub("", text)
     start = text.rfind(_TRACEBACK)
     if start < 0:
         return ""

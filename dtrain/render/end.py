@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain.jobstate import Failure, JobState, State
-from dtrain.render.console import duration
+from dtrain.render.console import duration, harmless
 
+_TAIL_LINES, _TAIL_BYTES = 10, 8192
 _REASONS = {
     "launcher-failed": "its launcher ended before the workers did",
     "agent-killed": "dtrain's agent on it was killed",
@@ -44,10 +45,11 @@ def print_end(console: Console, name: str, job: str, state: JobState, evaluation
 
 def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None:
     console.print(Text(describe(failure), "bold red"), soft_wrap=True)
-    told = failure.traceback or failure.detail
+    log = log_folder / failure.node / failure.log
+    told = failure.traceback or failure.detail or _last_lines(log)
     if told:
         console.print(Text("\n".join("  " + line for line in told.rstrip().splitlines())), soft_wrap=True)
-    console.print(Text(f"log: {log_folder / failure.node / failure.log}", "dim"), soft_wrap=True)
+    console.print(Text(f"log: {log}", "dim"), soft_wrap=True)
 
 
 def describe(failure: Failure) -> str:
@@ -59,4 +61,16 @@ def describe(failure: Failure) -> str:
         if failure.signal is None
         else f"{signal.Signals(failure.signal).name} (exit code {failure.exit_code})"
     )
-    return f"rank {failure.rank} on {failure.node} failed with {ended}: {failure.reason}"
+    reason = "" if failure.reason == "exit-code" else f": {failure.reason}"
+    return f"rank {failure.rank} on {failure.node} failed with {ended}{reason}"
+
+
+def _last_lines(log: Path) -> str:
+    """The end of a worker's output, where it left no traceback."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(harmless(line) for line in text.splitlines()[-_TAIL_LINES:])

@@ -15,6 +15,7 @@ from rich.text import Text
 from dtrain.jobstate import Failure, JobState, NodeState
 from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
+from dtrain.render.end import describe
 from dtrain.render.live import progress_line
 from dtrain.render.plan import ranges
 from dtrain.store import JobRecord
@@ -69,6 +70,10 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         ended = "  ".join(f"{rank.rank}: {rank.exit_code}" for rank in node.ranks if rank.exit_code is not None)
         table.add_row(node.name, Text(node.state.value, _STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
     console.print(table)
+    failure = view.state.first_failure
+    if failure is not None:
+        console.print(Text(describe(failure), "red"), soft_wrap=True)
+        console.print(Text(f"dtrain logs {view.record.job} shows what it printed", "dim"), soft_wrap=True)
     line = progress_line(view.metrics)
     if line:
         console.print(Text(line), soft_wrap=True)

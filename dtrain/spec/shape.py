@@ -189,7 +189,7 @@ def _hint_for(found: Value, wants: Sequence[str], is_plain: bool) -> str | None:
         return f"write {decimal[1]}"
     if meant := nearest(text, [word for want in wants for word in re.findall(r"'([^']*)'", want)]):
         return meant
-    if "a list" in wants:
+    if "a list" in wants and "'auto'" not in wants:
         return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
     if "a mapping" in wants:
         return "write 'key: value' lines below it, further in"

@@ -348,3 +348,26 @@ def test_garbage_among_the_metrics_harms_nobody(workspace: Workspace) -> None:
     assert result.code == 0, result.err
     metrics = workspace.status()["metrics"]
     assert (metrics["iteration"], metrics["loss"]) == (7, None)
+
+
+def test_the_exception_is_told_as_torch_prints_it_within_a_process_group(workspace: Workspace) -> None:
+    """Once there is a process group torch puts [rankN]: before each line of a traceback."""
+    workspace.write(
+        "raise.py",
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1:\n"
+        "    raise ValueError('bad shard')\n"
+        "dist.all_reduce(torch.ones(1 << 20))\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("name: raises\nscript: raise.py\n"), timeout_s=60)
+    told = result.err[result.err.index("rank 1 on node1 failed with") :]
+    assert "raise ValueError('bad shard')" in told and "ValueError: bad shard" in told and "[rank1]" not in told
+    assert "rank 1 on node1 failed with" in workspace.dtrain("status", "raises").out
+
+
+def test_a_worker_without_a_traceback_is_quoted(workspace: Workspace) -> None:
+    result = workspace.dtrain("launch", workspace.job("command: echo the disk is on fire; exit 9\n", instances=1))
+    assert result.code == 9
+    assert "rank 0 on node0 failed with exit code 9\n  the disk is on fire\nlog: " in result.err

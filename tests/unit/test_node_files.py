@@ -122,6 +122,8 @@ def test_the_last_traceback_is_taken_whole_and_nothing_after_it() -> None:
     found = last_traceback("Traceback (most recent call last):\n  old\nOldError: no\nline\n" + CHAINED)
     assert found.startswith('Traceback (most recent call last):\n  File "a.py", line 1') and "KeyError" in found
     assert found.endswith("RuntimeError: Connection closed by peer [10.0.0.1]")
+    prefixed = "\n".join(f"[rank2]: {line}" if line else line for line in CHAINED.splitlines())  # as torch prints within a process group
+    assert last_traceback(prefixed) == last_traceback(CHAINED)
     assert last_traceback("nothing here") == ""
     assert is_peer_lost(CHAINED) and not is_peer_lost(CHAINED.replace("Connection closed by peer", "bad"))
 
