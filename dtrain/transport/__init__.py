@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from dtrain.errors import NodeUnreachable
 from dtrain.spec import Instance
 
 # The one command that starts everything on a node. No user data is in it, so there is nothing to quote. It says the magic,
@@ -54,7 +55,16 @@ class Transport(Protocol):
 
 
 def transport_to(instance: Instance) -> Transport:
-    """The transport of an instance. paramiko is imported only where one is reached over ssh."""
+    """The transport of an instance.
+
+    Raises:
+        NodeUnreachable: it is another machine, for which there is no transport yet.
+    """
     from dtrain.transport.local import LocalTransport
 
+    if instance.host is not None:
+        raise NodeUnreachable(
+            f"{instance.host}: this version of dtrain reaches no other machines yet",
+            hint="instances: 2 plays two on this machine",
+        )
     return LocalTransport()
