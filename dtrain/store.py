@@ -225,9 +225,7 @@ class Store:
             with self._db:
                 yield
         except (OSError, sqlite3.DatabaseError) as error:
-            raise NoSpace(
-                f"{self.root}: the job store cannot be written: {error}", hint="free some space there; the job goes on"
-            ) from error
+            raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there") from error
 
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"

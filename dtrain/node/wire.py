@@ -199,7 +199,7 @@ class Done(Message):
 class Failed(Message):
     """The order was not carried out."""
 
-    kind: str  # no-space | setup | no-job | internal
+    kind: str  # no-space | setup | no-job
     text: str
     hint: Optional[str] = None
 
