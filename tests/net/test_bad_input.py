@@ -22,7 +22,6 @@ pytestmark = pytest.mark.net
         ("adress: x\nscript: train.py\n", "job.yaml:1:1", "unknown key 'adress'"),
         ("script: trian.py\n", "job.yaml:1:1", "script trian.py is not there"),
         ("script: train.py\ncluster: lab.yaml\n", "job.yaml:2:1", "'lab.yaml' is not there"),
-        ("trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\n", "job.yaml:1:55", "63"),
     ],
 )
 def test_a_wrong_job_file(workspace: Workspace, job: str | None, where: str, message: str) -> None:
@@ -33,6 +32,17 @@ def test_a_wrong_job_file(workspace: Workspace, job: str | None, where: str, mes
     assert result.code == 65
     assert result.err.startswith(f"error: {where}")
     assert message in result.err and "hint: " in result.err
+    assert "Traceback" not in result.err and result.out == ""
+    assert not (workspace.root / "state/dtrain/jobs").exists()
+
+
+def test_a_batch_that_does_not_fit_what_the_nodes_have(workspace: Workspace) -> None:
+    """How many workers `auto` means is known once the node was asked; nothing has started by then."""
+    trainer = "trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\n"
+    workspace.write("job.yaml", f"{trainer}cluster: {{instances: 1, device: cpu, dir: {workspace.nodes}}}\n")
+    result = workspace.dtrain("launch")
+    assert result.code == 65
+    assert "error: job.yaml:1:55" in result.err and "63" in result.err and "hint: " in result.err
     assert "Traceback" not in result.err and result.out == ""
     assert not (workspace.root / "state/dtrain/jobs").exists()
 
