@@ -12,8 +12,6 @@ from dtrain.node import wire
 from dtrain.spec import Instance
 from dtrain.transport import Channel, transport_to
 
-_NOISE_BYTES = 64 * 1024  # of a shell's start-up files before the node's first word
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -100,14 +98,8 @@ class Link:
 
 
 def _boot(channel: Channel, target: Target, code: Bundle) -> None:
-    seen = b""
-    while wire.MAGIC not in seen:
-        part = channel.read(1)
-        if not part or len(seen) > _NOISE_BYTES:
-            raise NodeUnreachable(seen.decode(errors="replace").strip() or "it ended without a word")
-        seen += part
     wanted = {"hash": code.hash, "size": len(code.data), "dir": target.dir}
-    channel.write(len(code.boot).to_bytes(4, "big") + code.boot + json.dumps(wanted).encode() + b"\n")
+    channel.write(code.boot.hex().encode() + b"\n" + json.dumps(wanted).encode() + b"\n")
     said = b""
     while not said.endswith(b"\n"):
         part = channel.read(1)

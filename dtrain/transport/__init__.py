@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from dtrain.errors import NodeUnreachable
+from dtrain.node.wire import MAGIC
 from dtrain.spec import Instance
 
-# The one command that starts everything on a node. No user data is in it, so there is nothing to quote. It says the magic,
-# then reads the length (4 bytes) and text of node/boot.py from stdin and runs it.
+# What a Python on a node is started with, in one line and without a quote, so that every login shell passes it on as it is.
+# It says the magic, reads a line from stdin (node/boot.py in hexadecimal) and runs it. Exit code OLD_PYTHON: try another.
+OLD_PYTHON = 86
 STAGE0 = (
-    "import os;os.write(1,bytes([0])+b'DTRAIN1'+bytes([0,10]))\n"
-    "def r(n):\n"
-    " b=b''\n"
-    " while len(b)<n:\n"
-    "  p=os.read(0,n-len(b))\n"
-    "  if not p:raise SystemExit\n"
-    "  b+=p\n"
-    " return b\n"
-    "exec(compile(r(int.from_bytes(r(4),'big')),'boot','exec'))"
+    f"import os,sys;sys.version_info<(3,9)and sys.exit({OLD_PYTHON});os.write(1,bytes({list(MAGIC)}));"
+    "exec(bytes.fromhex(bytes().join(iter(lambda:os.read(0,1)or sys.exit(),bytes([10]))).decode()))"
 )
+_NOISE_BYTES = 64 * 1024  # of a shell's start-up files before the node's first word
 
 
 class Channel(Protocol):
-    """Bytes to and from a Python on a node that runs STAGE0."""
+    """Bytes to and from a Python on a node that runs STAGE0 and has said the magic."""
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; b"" when the other side has ended."""
+        """Up to `size` bytes; b"" when the other side has ended.
+
+        Raises:
+            OSError: nothing came for too long.
+        """
 
     def write(self, data: bytes) -> None:
         """All of it.
@@ -49,22 +50,31 @@ class Transport(Protocol):
         """A new channel.
 
         Raises:
-            NodeUnreachable: there is no way in now.
+            NodeUnreachable: there is no way in now, or no usable Python there.
             AccessDenied: the node refuses us, or we refuse its host key.
         """
 
 
 def transport_to(instance: Instance) -> Transport:
-    """The transport of an instance.
+    """The transport of an instance. Each is loaded when it is first used: paramiko takes a while."""
+    if instance.host is None:
+        from dtrain.transport.local import LocalTransport
+
+        return LocalTransport()
+    from dtrain.transport.ssh import SshTransport
+
+    return SshTransport(instance.name, instance.host, instance.ssh, instance.python or "python3")
+
+
+def await_magic(read: Callable[[int], bytes]) -> None:
+    """Read up to the magic, over what a login shell printed before it.
 
     Raises:
-        NodeUnreachable: it is another machine, for which there is no transport yet.
+        NodeUnreachable: it did not come; the message is what came instead.
     """
-    from dtrain.transport.local import LocalTransport
-
-    if instance.host is not None:
-        raise NodeUnreachable(
-            f"{instance.host}: this version of dtrain reaches no other machines yet",
-            hint="instances: 2 plays two on this machine",
-        )
-    return LocalTransport()
+    seen = b""
+    while not seen.endswith(MAGIC):
+        byte = read(1)
+        if not byte or len(seen) > _NOISE_BYTES:
+            raise NodeUnreachable(seen.decode(errors="replace").strip() or "it ended without a word")
+        seen += byte

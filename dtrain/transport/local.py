@@ -7,12 +7,20 @@ import subprocess
 import sys
 import tempfile
 
-from dtrain.transport import STAGE0, Channel
+from dtrain.errors import NodeUnreachable
+from dtrain.transport import STAGE0, Channel, await_magic
 
 
 class LocalTransport:
     def open(self) -> Channel:
-        return _LocalChannel()
+        channel = _LocalChannel()
+        try:
+            await_magic(channel.read)
+        except NodeUnreachable as error:
+            complaint = channel.stderr()
+            channel.close()
+            raise NodeUnreachable(f"{sys.executable}: {complaint or error}") from error
+        return channel
 
 
 class _LocalChannel:

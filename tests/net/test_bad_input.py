@@ -139,13 +139,3 @@ def test_fetch_into_a_place_that_does_not_take_it(workspace: Workspace) -> None:
         result = workspace.dtrain("fetch", "--to", place)
         assert result.code == 78
         assert "the outputs cannot be written" in result.err and "hint: " in result.err and "Traceback" not in result.err
-
-
-def test_other_machines_are_not_reached_yet_and_not_played_here(workspace: Workspace) -> None:
-    workspace.write("train.py", "")
-    result = workspace.dtrain(
-        "launch", workspace.write("job.yaml", f"script: train.py\ncluster: {{instances: [far], dir: {workspace.nodes}}}\n")
-    )
-    assert result.code == 69
-    assert "far: this version of dtrain reaches no other machines yet" in result.err and "hint: " in result.err
-    assert not workspace.nodes.exists()

@@ -1,0 +1,112 @@
+"""Nodes that answer ssh: one authenticated connection and one channel per node. No other package imports paramiko."""
+
+from __future__ import annotations
+
+import time
+
+import paramiko
+
+from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.spec.cluster import SshOptions
+from dtrain.transport import OLD_PYTHON, STAGE0, Channel, await_magic
+from dtrain.transport.ssh.config import resolve
+from dtrain.transport.ssh.connection import REPLY_S, Connection, log_in, words
+
+# The same for every node and job, so there is nothing to quote and nothing to see in `ps`. The first line of stdin names
+# the Python to try first. No single quote, backslash, ! or line end inside: bash, dash, zsh, fish and tcsh pass it on as it is.
+COMMAND = (
+    '/bin/sh -c \'IFS= read -r p; for p in "$p" python3 /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python'
+    " python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do"
+    ' command -v "$p" >/dev/null 2>&1 || continue;'
+    f' "$p" -I -S -c "{STAGE0}"; r=$?; [ $r = {OLD_PYTHON} ] || exit $r;'
+    " done; echo no Python of version 3.9 or newer was found; exit 127'"
+)
+
+_HELLO_S = 30.0  # from the command to the magic: a slow start-up file, a slow shared home
+_SILENCE_S = 60.0  # a node that owes us something says something more often than this
+_STDERR_BYTES = 64 * 1024
+
+
+class SshTransport:
+    """The way to one host.
+
+    Args:
+        node: its name in messages.
+        host: host name, IP literal or Host alias of ~/.ssh/config.
+        python: the interpreter to try first; any Python from 3.9 on will do.
+    """
+
+    def __init__(self, node: str, host: str, options: SshOptions, python: str) -> None:
+        self._node = node
+        self._host = host
+        self._options = options
+        self._python = python
+
+    def open(self) -> Channel:
+        try:
+            connection = log_in(resolve(self._host, self._options), self._options)
+        except DtrainError as error:
+            raise type(error)(f"{self._node}: {error.message}", hint=error.hint) from error
+        try:
+            return _start(connection, self._python)
+        except (OSError, EOFError, paramiko.SSHException, NodeUnreachable) as error:
+            connection.close()
+            hint = error.hint if isinstance(error, NodeUnreachable) else None
+            raise NodeUnreachable(f"{self._node}: no Python could be started there: {words(error)}", hint=hint) from error
+
+
+class _SshChannel:
+    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+        self._connection = connection
+        self._channel = channel
+
+    def read(self, size: int) -> bytes:
+        return self._channel.recv(size)
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def stderr(self) -> str:
+        text = b""
+        while self._channel.recv_stderr_ready() and len(text) < _STDERR_BYTES:
+            text += self._channel.recv_stderr(_STDERR_BYTES)
+        return text.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _start(connection: Connection, python: str) -> Channel:
+    channel = connection.open_session(timeout=REPLY_S)
+    channel.settimeout(_HELLO_S)
+    channel.set_combine_stderr(True)  # what a start-up file says on stderr is noise too, and must not fill the window
+    channel.exec_command(COMMAND)
+    channel.sendall(python.encode() + b"\n")
+    deadline = time.monotonic() + _HELLO_S
+    seen = bytearray()
+
+    def read(size: int) -> bytes:
+        channel.settimeout(max(0.01, deadline - time.monotonic()))
+        part = channel.recv(size)
+        seen.extend(part)
+        return part
+
+    try:
+        await_magic(read)
+    except TimeoutError as error:
+        said = seen.decode(errors="replace").strip()
+        raise NodeUnreachable(
+            f"no answer within {_HELLO_S:g} s" + (f"; it said: {said}" if said else ""),
+            hint="does a start-up file of the login shell there read its input, or run something else?",
+        ) from error
+    except NodeUnreachable as error:
+        raise NodeUnreachable(error.message, hint=_hint(error.message)) from error
+    channel.set_combine_stderr(False)
+    channel.settimeout(_SILENCE_S)
+    return _SshChannel(connection, channel)
+
+
+def _hint(said: str) -> str:
+    if "no Python of version" in said:
+        return "install Python 3.9 or newer there, or name one with python: in the cluster file"
+    return "its login shell must run commands: try ssh HOST /bin/sh -c true"

@@ -1,0 +1,105 @@
+"""Our own keys: files, each read once however many nodes there are, and what the ssh-agent holds."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.pkey import UnknownKeyType
+
+from dtrain.transport.ssh.config import Route
+
+KEY_TRIES = 5  # OpenSSH's server hangs up at the sixth (MaxAuthTries)
+_AGENT_S = 10.0
+
+_loading = threading.Lock()  # reading an RSA key takes a fifth of a second: one thread does it, the others wait for that
+
+
+class NoKey(Exception):
+    """A file holds no usable key; the text goes on after the file's name."""
+
+    def __init__(self, text: str, *, is_absent: bool = False) -> None:
+        super().__init__(text)
+        self.is_absent = is_absent
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A key that the server may accept."""
+
+    label: str  # the file, or what the agent calls it
+    load: Callable[[], paramiko.PKey]  # raises NoKey
+
+
+def candidates(route: Route) -> Iterator[Candidate]:
+    """Files first, in the order of the configuration; then the agent's keys, those of the files before all others."""
+    for file in route.identity_files:
+        yield Candidate(file, functools.partial(_load, file))
+    if route.agent is None:
+        return
+    named = [blob for file in route.identity_files if (blob := _public_half(file)) is not None]
+    keys = sorted(_agent_keys(route.agent), key=lambda key: key.asbytes() not in named)
+    for key in keys:
+        if key.asbytes() in named or not route.only_identity_files:
+            yield Candidate(f"{key.comment or key.get_name()} (ssh-agent)", functools.partial(_itself, key))
+
+
+def _itself(key: paramiko.PKey) -> paramiko.PKey:
+    return key
+
+
+def _load(file: str) -> paramiko.PKey:
+    with _loading:
+        key = _read(file)
+    if isinstance(key, NoKey):
+        raise key
+    return key
+
+
+@functools.cache
+def _read(file: str) -> paramiko.PKey | NoKey:
+    try:
+        return paramiko.PKey.from_path(file)
+    except FileNotFoundError:
+        return NoKey("is not there", is_absent=True)
+    except OSError as error:
+        return NoKey(f"cannot be read: {error.strerror}")
+    except TypeError:  # how cryptography says that a passphrase is needed
+        return NoKey("has a passphrase; add it to the ssh-agent: ssh-add " + file)
+    except (ValueError, UnknownKeyType, UnsupportedAlgorithm, paramiko.SSHException):
+        return NoKey("is not a private key of a kind that works here (Ed25519, ECDSA, RSA)")
+
+
+def _public_half(file: str) -> bytes | None:
+    try:
+        return base64.b64decode(Path(file + ".pub").read_text().split()[1])
+    except (OSError, ValueError, IndexError, binascii.Error):
+        return None
+
+
+class _Agent(AgentSSH):
+    """A connection to an agent at any socket; paramiko's own looks at $SSH_AUTH_SOCK alone."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_AGENT_S)
+        connection.connect(path)
+        self._connect(connection)  # type: ignore[attr-defined]
+
+
+def _agent_keys(path: str) -> Sequence[AgentKey]:
+    """The agent's keys over a connection of their own: signing on one from several threads would mix their answers."""
+    try:
+        return _Agent(path).get_keys()
+    except (OSError, paramiko.SSHException):
+        return ()
