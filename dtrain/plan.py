@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import NodesBusy, PreflightFailed, Problem, SpecError
-from dtrain.node.wire import NodeFacts
+from dtrain.node.wire import Address, NodeFacts
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import TrainerConfig
@@ -26,6 +26,14 @@ class Worker:
     node: str
     rank: int  # 0 .. cluster_size-1 over the whole job
     local_rank: int  # 0 .. nproc_per_node-1 on its node
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the nodes meet, as they proved it to each other."""
+
+    addresses: Mapping[str, Address]  # by node: where all that tried reached it
+    port: int  # of the first node, which keeps it for the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class LaunchPlan:
     nodes: tuple[NodePlan, ...]
     cluster_size: int | None  # instances x GPUs per instance; None until the nodes said how many GPUs they have
     master_address: str
-    master_port: int | None  # None until the first node reserved it
+    master_port: int | None  # None until the first node keeps one
     run: str  # what the workers run, in words
     batch: BatchPlan | None  # the arithmetic of a built-in trainer
     total_iterations: int | None
@@ -67,11 +75,18 @@ class LaunchPlan:
         return tuple(worker for node in self.nodes for worker in node.workers)
 
 
-def make_plan(spec: JobSpec, facts: Mapping[str, NodeFacts] | None = None, *, lease_s: float | None = None) -> LaunchPlan:
+def make_plan(
+    spec: JobSpec,
+    facts: Mapping[str, NodeFacts] | None = None,
+    rendezvous: Rendezvous | None = None,
+    *,
+    lease_s: float | None = None,
+) -> LaunchPlan:
     """Work out ranks, devices, the rendezvous and the training arithmetic.
 
     Args:
         facts: what each node said, by node name; without it nothing is asked of any node, and what is open says so.
+        rendezvous: the addresses and the port that the nodes proved.
         lease_s: a foreground job stops when its launcher is gone for longer.
 
     Raises:
@@ -87,6 +102,7 @@ def make_plan(spec: JobSpec, facts: Mapping[str, NodeFacts] | None = None, *, le
     rank = 0
     for node_rank, (instance, choice) in enumerate(zip(instances, choices, strict=True)):
         found = facts[instance.name] if facts else None
+        meeting = rendezvous.addresses[instance.name] if rendezvous else None
         count = choice.count or 0
         workers = tuple(Worker(instance.name, rank + local_rank, local_rank) for local_rank in range(count))
         rank += count
@@ -100,8 +116,8 @@ def make_plan(spec: JobSpec, facts: Mapping[str, NodeFacts] | None = None, *, le
                 gpus=choice.gpus,
                 cores_per_worker=max(1, found.cores // sharing) if found and sharing else None,
                 python=found.python if found else python_of(instance),
-                address=found.address if found else address_of(instance),
-                interface=found.interface if found else "<interface>",
+                address=meeting.address if meeting else _address_of(instance),
+                interface=meeting.interface if meeting else "<interface>",
                 bundle=found.bundle if found else "<bundle>",
                 job_folder=found.job_folder if found else "<job folder>",
                 output_dir=found.output_dir if found else "<output folder>",
@@ -115,20 +131,13 @@ def make_plan(spec: JobSpec, facts: Mapping[str, NodeFacts] | None = None, *, le
         nodes=tuple(nodes),
         cluster_size=cluster_size,
         master_address=nodes[0].address,
-        master_port=facts[nodes[0].name].port if facts else None,
+        master_port=rendezvous.port if rendezvous else None,
         run=describe_run(spec.run),
         batch=batch,
         total_iterations=_total_iterations(spec, batch),
         grace_s=spec.grace,
         lease_s=lease_s,
     )
-
-
-def address_of(instance: Instance) -> str:
-    """Where the other nodes reach an instance, as far as the files say."""
-    if instance.address is not None:
-        return instance.address
-    return LOOPBACK if instance.host is None else "<address>"
 
 
 def python_of(instance: Instance) -> str:
@@ -151,6 +160,13 @@ def describe_run(run: Run) -> str:
             return f"trainer {run.model} on {run.data}"
         case AllreduceConfig():
             return "allreduce benchmark"
+
+
+def _address_of(instance: Instance) -> str:
+    """Where the other nodes reach an instance, as far as the files say."""
+    if instance.address is not None:
+        return instance.address
+    return LOOPBACK if instance.host is None else "<address>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Starting a job on all nodes or on none: connect, probe, plan, sync and PREPARE everywhere, then COMMIT everywhere."""
+"""Starting a job on all nodes or on none: connect, probe, prove, plan, sync and PREPARE everywhere, then COMMIT everywhere."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Protocol, TypeVar
 
+from dtrain import preflight
 from dtrain.errors import CTRL_C, DtrainError, PreflightFailed
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands
 from dtrain.link import Link, Target
 from dtrain.node import wire
-from dtrain.plan import LaunchPlan, address_of, make_plan, python_of
+from dtrain.plan import LaunchPlan, Rendezvous, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.store import Store
 from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
@@ -67,7 +69,9 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     links = _connect(targets)
     try:
         facts = _probe(spec, links)
-        plan = make_plan(spec, facts, lease_s=lease_s)
+        if len(links) > 1:
+            progress.step("proving the rendezvous")
+        plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
         commands = {command.node: command for command in node_commands(spec, plan, job)}
         store.add(
             job,
@@ -110,11 +114,10 @@ def _connect(targets: Sequence[Target]) -> dict[str, Link]:
 
 def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts]:
     instances = {instance.name: instance for instance in spec.cluster.instances}
-    first = spec.cluster.instances[0].name
 
     def ask(node: str, link: Link) -> wire.NodeFacts:
         python = python_of(instances[node])
-        reply = link.ask(wire.Probe(python, reserve_port=node == first, address=address_of(instances[node])))
+        reply = link.ask(wire.Probe(python))
         assert isinstance(reply, wire.NodeFacts)
         _check_python(node, python, reply)
         return reply
@@ -130,6 +133,33 @@ def _check_python(node: str, wanted: str, facts: wire.NodeFacts) -> None:
             f"{node}: torch is not installed for {facts.python}",
             hint=f"{facts.python} -m pip install torch, or set python: in the cluster file to one that has it",
         )
+
+
+def _prove_rendezvous(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
+    """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there."""
+    token = token_hex(32)
+    ports = preflight.ports_of(cluster)
+    targets = preflight.candidates(cluster, facts)
+
+    def listen(node: str, link: Link) -> wire.Listening:
+        reply = link.ask(wire.Listen(token, tuple(address.address for address in targets[node]), ports))
+        assert isinstance(reply, wire.Listening)
+        return reply
+
+    listening = _on_all(links, listen)
+    targets = preflight.listened_on(targets, listening, facts)
+    dials = preflight.dials(targets, {node: reply.port for node, reply in listening.items()})
+
+    def dial(node: str, link: Link) -> wire.Dialed:
+        reply = link.ask(wire.Dial(token, dials[node]))
+        assert isinstance(reply, wire.Dialed)
+        return reply
+
+    dialed = _on_all(links, dial) if len(links) > 1 else {}
+    chosen = preflight.choose(targets, preflight.tries(dials, dialed))
+    first = cluster.instances[0].name
+    _on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
+    return Rendezvous(chosen, listening[first].port)
 
 
 def _prepare(

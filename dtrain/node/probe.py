@@ -7,8 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-from typing import Optional
 
+from dtrain.node.addresses import addresses
 from dtrain.node.wire import Gpu, NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
@@ -27,25 +27,20 @@ print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], torch]))
 """
 
 
-def facts(order: Probe, *, bundle: str, job_folder: str, output_dir: str) -> tuple[NodeFacts, Optional[socket.socket]]:
-    """This node's facts, and the socket that keeps the reserved port, if one was asked for."""
+def facts(order: Probe, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
     python, python_version, torch_version = _ask_python(order.python)
-    held = reserve_port(order.address) if order.reserve_port else None
-    found = NodeFacts(
+    return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
         gpus=_gpus(),
         python=python,
         python_version=python_version,
         torch_version=torch_version,
-        address=order.address,
-        interface=_interface(order.address),
-        port=held.getsockname()[1] if held is not None else None,
+        addresses=addresses(),
         bundle=bundle,
         job_folder=job_folder,
         output_dir=output_dir,
     )
-    return found, held
 
 
 def _ask_python(python: str) -> tuple[str, str, str]:
@@ -75,28 +70,3 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
     rows = [line.split(", ") for line in answer.stdout.splitlines() if line.strip()]
     return tuple(Gpu(int(index), name, int(total) << 20, int(used) << 20) for index, name, total, used in rows)
-
-
-def reserve_port(address: str) -> socket.socket:
-    """A port of `address` that is free, proved by listening on it, then kept bound without listening.
-
-    torchrun and the store it starts bind with SO_REUSEADDR, which the kernel allows next to a bound socket that does not
-    listen; a listening one would make it fail with EADDRINUSE. While it is bound nobody else is given the port.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as proof:
-        proof.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        proof.bind((address, 0))
-        proof.listen(1)
-        port = proof.getsockname()[1]
-    held = socket.socket(family, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((address, port))
-    return held
-
-
-def _interface(address: str) -> str:
-    """Name of the network interface that holds an address; "" where it cannot be told."""
-    if address in ("127.0.0.1", "::1"):
-        return "lo"
-    return ""

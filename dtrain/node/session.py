@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Optional
 
-from dtrain.node import probe, tree, wire
+from dtrain.node import network, probe, tree, wire
 from dtrain.node.folder import JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -49,10 +49,12 @@ class _Session:
     def __init__(self, orders: int, replies: int) -> None:
         self._orders = orders
         self._replies = replies
+        self._node = ""
         self._folder: JobFolder
         self._output_dir = ""
         self._blobs: tree.Blobs
         self._held_port: Optional[socket.socket] = None
+        self._listener: Optional[network.Listener] = None
         self._agent: Optional[socket.socket] = None
         self._follower: Optional[Follower] = None
         self._put_failed: Optional[wire.Failed] = None
@@ -97,8 +99,13 @@ class _Session:
         if isinstance(order, wire.Open):
             self._open(order)
         elif isinstance(order, wire.Probe):
-            facts, self._held_port = probe.facts(order, bundle=_BUNDLE, job_folder=self._folder.path, output_dir=self._output_dir)
-            self._reply(facts)
+            self._reply(probe.facts(order, bundle=_BUNDLE, job_folder=self._folder.path, output_dir=self._output_dir))
+        elif isinstance(order, wire.Listen):
+            self._listen(order)
+        elif isinstance(order, wire.Dial):
+            self._reply(wire.Dialed(network.dial(order.token, order.targets)))
+        elif isinstance(order, wire.Settle):
+            self._settle(order)
         elif isinstance(order, wire.OfferTree):
             self._reply(wire.WantFiles(self._blobs.missing(order.entries)))
         elif isinstance(order, wire.PutFile):
@@ -119,10 +126,33 @@ class _Session:
             raise ValueError(f"a session takes no {type(order).__name__}")
 
     def _open(self, order: wire.Open) -> None:
+        self._node = order.node
         node_dir = NodeDir.at(order.dir)
         self._folder = node_dir.job(order.job, order.node)
         self._output_dir = node_dir.outputs(order.name, order.node)
         self._blobs = tree.Blobs(node_dir.blobs)
+        self._reply(wire.Done())
+
+    def _listen(self, order: wire.Listen) -> None:
+        try:
+            self._held_port = network.reserve_port(order.ports)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not order.ports.last:
+                raise
+            hint = "widen ports: in the cluster file, or end what has them"
+            self._reply(wire.Failed("setup", f"no port of {order.ports.first}-{order.ports.last} is free", hint))
+            return
+        port: int = self._held_port.getsockname()[1]
+        self._listener = network.Listener(order.token, self._node, order.addresses, port)
+        self._reply(wire.Listening(port, self._listener.failed))
+
+    def _settle(self, order: wire.Settle) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._held_port is not None and not order.hold:
+            self._held_port.close()
+            self._held_port = None
         self._reply(wire.Done())
 
     def _put(self, order: wire.PutFile, payload: bytes) -> None:

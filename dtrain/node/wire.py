@@ -54,8 +54,47 @@ class Probe(Message):
     """Asks for NodeFacts."""
 
     python: str  # a path or a name on PATH
-    reserve_port: bool  # find a free port for the rendezvous and keep it until the job has it
-    address: str  # the address that port is wanted on
+
+
+@dataclass(frozen=True)
+class Ports(Message):
+    """Which ports may be used, both ends included; 0 and 0: one that the kernel chooses."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Listen(Message):
+    """Keep a free port, and answer on it to whoever knows the token: Listening."""
+
+    token: str  # of this start; never stored
+    addresses: tuple[str, ...]
+    ports: Ports
+
+
+@dataclass(frozen=True)
+class DialTarget(Message):
+    """Where another node is to be reached."""
+
+    node: str  # that has to answer there
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Dial(Message):
+    """Reach other nodes that listen: Dialed."""
+
+    token: str
+    targets: tuple[DialTarget, ...]
+
+
+@dataclass(frozen=True)
+class Settle(Message):
+    """The proof is over: listen no more."""
+
+    hold: bool  # keep the port until the job has it; else it is free again
 
 
 @dataclass(frozen=True)
@@ -163,6 +202,16 @@ class Gpu(Message):
 
 
 @dataclass(frozen=True)
+class Address(Message):
+    """An IP address of a node."""
+
+    interface: str  # that holds it; "" where the node cannot tell
+    address: str
+    prefix_length: int
+    speed_mbit: int  # of the link; 0: unknown
+
+
+@dataclass(frozen=True)
 class NodeFacts(Message):
     """What a node says of itself."""
 
@@ -172,12 +221,21 @@ class NodeFacts(Message):
     python: str  # absolute path of the workers' interpreter, "" when it was not found
     python_version: str
     torch_version: str  # "" when torch is not installed there
-    address: str  # where the other nodes reach this one
-    interface: str  # network interface that holds the address
-    port: Optional[int]  # reserved for the rendezvous
+    addresses: tuple[Address, ...]  # of interfaces that are up
     bundle: str  # folder of dtrain's own code there
     job_folder: str
     output_dir: str  # what persists per job name
+
+
+@dataclass(frozen=True)
+class Listening(Message):
+    port: int  # the same on every address
+    failed: dict[str, str]  # addresses that cannot be listened on, and why
+
+
+@dataclass(frozen=True)
+class Dialed(Message):
+    causes: tuple[str, ...]  # one for each target, "" where the right node answered
 
 
 @dataclass(frozen=True)

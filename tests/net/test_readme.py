@@ -49,7 +49,9 @@ def test_the_job_file_of_the_first_page_is_a_job_file(workspace: Workspace) -> N
     text = re.search(r"```yaml\n# job.yaml\n(.*?)```", README, re.S)
     assert text is not None
     workspace.write("train.py", "print('trained')\n")
-    workspace.write("job.yaml", text[1].replace("gpus_per_instance: 2}", f"gpus_per_instance: 1, device: cpu, dir: {workspace.nodes}}}"))
+    on_cpus = f"gpus_per_instance: 1, device: cpu, dir: {workspace.nodes}}}"
+    assert "gpus_per_instance: 2}" in text[1]
+    workspace.write("job.yaml", text[1].replace("gpus_per_instance: 2}", on_cpus))
     assert workspace.dtrain("launch", "job.yaml").code == 0
 
 
@@ -62,3 +64,25 @@ def test_every_key_of_the_readme_is_known(workspace: Workspace) -> None:
     for name, text in (("script.yaml", job), ("trainer.yaml", trainer + "cluster: lab.yaml\n")):
         result = workspace.dtrain("launch", workspace.write(name, text), "--dry-run", env=env)
         assert result.code == 0, result.err
+
+
+def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
+    """Nothing is connected to: the plan says how many workers each machine has, and what only it can know is marked."""
+    shutil.copytree(ROOT / "cluster-examples", workspace.workdir / "cluster-examples")
+    workspace.write("train.py", "")
+    workspace.write("job.yaml", "script: train.py\n")
+    wanted = {
+        "local": "2 instances x 2",
+        "ssh": "40 = 5 instances x 8",
+        "bastion": "32 = 4 instances x 8",
+        "mixed-gpus": "14 = 8 + 4 + 2 GPUs",
+    }
+    assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, "digits"}
+    for name, size in wanted.items():
+        result = workspace.dtrain("launch", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
+        assert (result.code, size in result.out) == (0, True), result.out + result.err
+    my_cluster = re.search(r"```yaml\n# my-cluster.yaml\n(.*?)```", README, re.S)
+    assert my_cluster is not None
+    workspace.write("my-cluster.yaml", my_cluster[1])
+    result = workspace.dtrain("launch", "--dry-run", "--cluster", "my-cluster.yaml")
+    assert "16 = 2 instances x 8" in result.out, result.err

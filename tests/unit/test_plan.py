@@ -8,9 +8,11 @@ import pytest
 
 from dtrain.errors import NodesBusy, PreflightFailed, SpecError
 from dtrain.launchers import node_commands
-from dtrain.node.wire import Gpu, NodeFacts
-from dtrain.plan import LaunchPlan, make_plan
+from dtrain.node.wire import Address, Gpu, NodeFacts
+from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.spec import JobSpec, load_job
+
+LOOPBACK = Address("lo", "127.0.0.1", 8, 0)
 
 
 def _spec(folder: Path, cluster: str, rest: str = "script: train.py\n") -> JobSpec:
@@ -29,19 +31,18 @@ def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8) -> dict[str, NodeFac
             "/usr/bin/python3",
             "3.11.2",
             "2.13.0",
-            "127.0.0.1",
-            "lo",
-            29500 if index == 0 else None,
+            (LOOPBACK,),
             "/b",
             "/j",
             "/o",
         )
-        for index, instance in enumerate(spec.cluster.instances)
+        for instance in spec.cluster.instances
     }
 
 
 def _plan(spec: JobSpec, **facts: int) -> LaunchPlan:
-    return make_plan(spec, _facts(spec, **facts))
+    rendezvous = Rendezvous({instance.name: LOOPBACK for instance in spec.cluster.instances}, 29500)
+    return make_plan(spec, _facts(spec, **facts), rendezvous)
 
 
 def test_ranks_count_through_the_nodes_in_their_order(tmp_path: Path) -> None:
@@ -50,6 +51,19 @@ def test_ranks_count_through_the_nodes_in_their_order(tmp_path: Path) -> None:
         ("node0", 0, 0), ("node0", 1, 1), ("node1", 2, 0), ("node1", 3, 1), ("node2", 4, 0), ("node2", 5, 1),
     ]  # fmt: skip
     assert (plan.cluster_size, plan.master_address, plan.master_port) == (6, "127.0.0.1", 29500)
+
+
+def test_each_node_meets_the_others_where_that_was_proved(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, "{instances: [a, b], device: cpu}")
+    chosen = {"a": Address("eth1", "10.0.0.1", 24, 25000), "b": Address("", "10.0.0.2", 32, 0)}
+    plan = make_plan(spec, _facts(spec), Rendezvous(chosen, 29501))
+    assert [(node.address, node.interface) for node in plan.nodes] == [("10.0.0.1", "eth1"), ("10.0.0.2", "")]
+    assert (plan.master_address, plan.master_port) == ("10.0.0.1", 29501)
+    first, second = node_commands(spec, plan, "job")
+    assert first.worker_env["GLOO_SOCKET_IFNAME"] == "eth1" and "GLOO_SOCKET_IFNAME" not in second.worker_env
+    open_ = make_plan(spec)
+    assert [(node.address, node.interface) for node in open_.nodes] == [("<address>", "<interface>")] * 2
+    assert open_.master_port is None
 
 
 def test_cores_are_shared_by_all_workers_of_this_machine(tmp_path: Path) -> None:

@@ -100,9 +100,14 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...]) ->
             attempt += 1
             if connection.remote_version:
                 raise NodeUnreachable(f"no ssh connection: {words(error)}", hint=f"its server: {connection.remote_version}") from error
-            if time.monotonic() - began > _CONNECT_S / 2 or attempt == _TRIES:
+            if time.monotonic() - began > _CONNECT_S / 2:
                 raise NodeUnreachable(
-                    f"port {route.port} accepts connections, and no ssh server speaks there", hint="is it the right port?"
+                    f"{route.host} port {route.port} takes a connection, and no ssh server speaks there", hint="is it the right port?"
+                ) from error
+            if attempt == _TRIES:
+                raise NodeUnreachable(
+                    f"{route.host} port {route.port} hangs up at once, {_TRIES} times in a row",
+                    hint="is it an ssh server? one with many logins at once drops some (MaxStartups), and may ban who fails often",
                 ) from error
         time.sleep(random.uniform(0.05, 0.1 * 2**attempt))  # a server drops some of many that come at once (MaxStartups)
 
