@@ -169,6 +169,11 @@ def _address_of(instance: Instance) -> str:
     return LOOPBACK if instance.host is None else "<address>"
 
 
+def counted(number: int, thing: str) -> str:
+    """1 node, 2 nodes."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     device: str

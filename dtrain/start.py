@@ -17,7 +17,7 @@ from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands
 from dtrain.link import Link, Target
 from dtrain.node import wire
-from dtrain.plan import LaunchPlan, Rendezvous, make_plan, python_of
+from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.store import Store
 from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
@@ -64,7 +64,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
-    progress.step(f"connecting to {_count(len(targets), 'node')}")
+    progress.step(f"connecting to {counted(len(targets), 'node')}")
     entries = scan_workdir(spec.workdir, spec.outputs) if spec.sync else ()
     links = _connect(targets)
     try:
@@ -232,9 +232,7 @@ def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
     first = errors[0]
     if len(errors) == 1:
         return first
-    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
-    return type(first)("\n".join(error.message for error in errors), hint=hints[0] if hints else None)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    hints = {error.hint for error in errors}
+    if len(hints) == 1:
+        return type(first)("\n".join(error.message for error in errors), hint=first.hint)
+    return type(first)("\n".join(str(error) for error in errors))

@@ -93,8 +93,7 @@ class Supervisor:
         try:
             while not self.state.state.is_final and not self._abandoned:
                 if time.monotonic() >= ping_at:
-                    if renew_lease:
-                        self._tell_all(wire.Ping())
+                    self._tell_all(wire.Ping() if renew_lease else wire.StillHere())
                     ping_at = time.monotonic() + ping_s
                 try:
                     item = self._inbox.get(timeout=max(0.0, ping_at - time.monotonic()))
@@ -218,6 +217,8 @@ class _Follower(threading.Thread):
             if received is None or self._stopped.is_set():
                 return
             message, payload = received
+            if isinstance(message, wire.StillHere):
+                continue
             if isinstance(message, wire.StreamBytes):
                 self._offsets[message.stream] = message.offset + len(payload)
             self._ahead.acquire()

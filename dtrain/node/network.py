@@ -26,6 +26,7 @@ from typing import Optional
 from dtrain.node.wire import DialTarget, Ports
 
 DIAL_TIMEOUT_S = 3.0  # a lost first packet is sent again after 1 s
+_LATE_S = 0.25  # for the other addresses, once every node has answered at one: a dead one would cost each start 3 s
 GUEST_TIMEOUT_S = 5.0
 MOST_GUESTS = 512  # connections that a listener has open; for one more the oldest makes room
 _DIALS_AT_ONCE = 256  # together below the usual limit of 1024 open files
@@ -238,7 +239,10 @@ def _mac(token: str, word: bytes, node: str, nonce: bytes) -> bytes:
 
 
 def dial(token: str, targets: Sequence[DialTarget], timeout_s: float = DIAL_TIMEOUT_S) -> tuple[str, ...]:
-    """Dial all at once. "" for each target where the right node answered, else a few words: why not."""
+    """Dial all at once. "" for each target where the right node answered, else a few words: why not.
+
+    Once every node has answered at one of its addresses, the others have little time left.
+    """
     causes: list[str] = []
     for start in range(0, len(targets), _DIALS_AT_ONCE):
         causes += _dial_at_once(token, targets[start : start + _DIALS_AT_ONCE], timeout_s)
@@ -258,6 +262,7 @@ class _Call:
 
 def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -> list[str]:
     causes = ["timed out"] * len(targets)
+    silent = {target.node for target in targets}
     until_s = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as connections:
         for index, target in enumerate(targets):
@@ -282,6 +287,9 @@ def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -
                     causes[key.data.index] = cause
                     selector.unregister(key.fileobj)
                     key.fileobj.close()
+                    if not cause and silent:
+                        silent.discard(targets[key.data.index].node)
+                        until_s = until_s if silent else min(until_s, time.monotonic() + _LATE_S)
     return causes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
 _LOOK_S = 1.0  # between two looks at whether the agent is there
+_SAY_S = 10.0  # a session that follows says that it is there when it had nothing to send for so long
+_HEAR_S = 60  # and ends when it has heard nothing for so long: its connection was cut, and only silence tells
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -59,6 +62,8 @@ class _Session:
         self._follower: Optional[Follower] = None
         self._put_failed: Optional[wire.Failed] = None
         self._active_s = 0.0
+        self._said_s = 0.0
+        self._heard_s = 0.0
         self._is_alive = True
         self._look_at_s = 0.0
 
@@ -69,6 +74,7 @@ class _Session:
                 received = wire.read_frame(lambda size: os.read(self._orders, size))
                 if received is None:
                     return
+                self._heard_s = time.monotonic()
                 try:
                     self._carry_out(*received)
                 except OSError as error:
@@ -76,6 +82,8 @@ class _Session:
                 except ValueError as error:
                     self._reply(wire.Failed("setup", str(error)))
             elif self._follower is not None:
+                if time.monotonic() > self._heard_s + _HEAR_S:
+                    return
                 self._send_streams(self._follower)
 
     def _wait_s(self) -> Optional[float]:
@@ -94,6 +102,8 @@ class _Session:
         elif self._is_alive and not alive:
             self._is_alive = False  # said once; what it wrote before it ended was sent by now
             self._reply(wire.CaughtUp(alive=False, known=True))
+        elif now_s >= self._said_s + _SAY_S:
+            self._reply(wire.StillHere())
 
     def _carry_out(self, order: wire.Message, payload: bytes) -> None:
         if isinstance(order, wire.Open):
@@ -118,6 +128,8 @@ class _Session:
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)
+        elif isinstance(order, wire.StillHere):
+            return
         elif isinstance(order, wire.ListOutputs):
             self._reply(wire.OutputFiles(tuple(tree.scan(self._output_dir)) if os.path.isdir(self._output_dir) else ()))
         elif isinstance(order, wire.GetOutput):
@@ -234,9 +246,12 @@ class _Session:
         self._send(message, b"")
 
     def _send(self, message: wire.Message, payload: bytes) -> None:
+        signal.alarm(_HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
         data = memoryview(wire.frame(message, payload))
         while data:
             data = data[os.write(self._replies, data) :]
+        signal.alarm(0)
+        self._said_s = time.monotonic()
 
 
 def _failed(error: OSError) -> wire.Failed:

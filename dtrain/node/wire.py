@@ -158,6 +158,11 @@ class Ping(Message):
 
 
 @dataclass(frozen=True)
+class StillHere(Message):
+    """Somebody is at this end of a connection that has nothing to say; sent both ways. Renews no lease."""
+
+
+@dataclass(frozen=True)
 class Finish(Message):
     """Every worker of the whole job has ended well: the launcher has nothing left to wait for."""
 

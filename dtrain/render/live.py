@@ -33,6 +33,7 @@ class LiveView:
         self._said_at_s = 0.0
         self._began_s = time.monotonic()
         self._sent: dict[str, tuple[int, int]] = {}
+        self._sending_since_s = 0.0
         self.evaluation: Mapping[str, float] = {}
 
     def __enter__(self) -> LiveView:
@@ -56,7 +57,8 @@ class LiveView:
 
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
         self._sent[node] = sent_bytes, total_bytes
-        if time.monotonic() - self._began_s > _SHOW_SENDING_S:
+        self._sending_since_s = self._sending_since_s or time.monotonic()
+        if time.monotonic() - self._sending_since_s > _SHOW_SENDING_S:
             sent, total = (sum(parts) for parts in zip(*self._sent.values(), strict=True))
             self._progress(f"sending the working directory: {size(sent)} of {size(total)}", last=False)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrain.launchers import NodeCommand
-from dtrain.plan import LaunchPlan, NodePlan
+from dtrain.plan import LaunchPlan, NodePlan, counted
 
 _MOST_ROWS = 20
 
@@ -61,9 +61,10 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
     instances = len(plan.nodes)
     counts = {len(node.workers) for node in plan.nodes}
     if plan.cluster_size is None:
-        yield f"cluster size <cluster size> = {instances} instances x <GPUs>"
+        yield f"cluster size <cluster size> = {counted(instances, 'instance')} x <GPUs>"
     elif len(counts) == 1:
-        yield f"cluster size {plan.cluster_size} = {instances} instances x {counts.pop()} GPUs per instance"
+        count = counts.pop()
+        yield f"cluster size {plan.cluster_size} = {counted(instances, 'instance')} x {counted(count, 'GPU')} per instance"
     else:
         yield f"cluster size {plan.cluster_size} = {' + '.join(str(len(node.workers)) for node in plan.nodes[:_MOST_ROWS])} GPUs"
     if plan.batch is not None:
