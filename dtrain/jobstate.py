@@ -128,7 +128,7 @@ class JobState:
     def state(self) -> State:
         states = {node.state for node in self.nodes}
         if self.start_failed is not None:
-            return State.FAILED
+            return State.STOPPED if self.start_failed.exit_code in (CTRL_C, STOPPED) else State.FAILED
         if all(state.is_final for state in states):
             if State.LOST in states:
                 return State.LOST
@@ -154,6 +154,8 @@ class JobState:
         match self.state:
             case State.SUCCEEDED:
                 return 0
+            case State.STOPPED if self.start_failed is not None:
+                return self.start_failed.exit_code
             case State.STOPPED:
                 return CTRL_C if self.stop_cause == "ctrl-c" else STOPPED
             case State.LOST:

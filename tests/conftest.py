@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import Workspace
+from tests.lan import Lan, why_not
+from tests.ssh import SSHD, Sshd, write_user_files
 
 
 def _skipped(config: pytest.Config) -> list[str]:
@@ -39,3 +42,45 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
     assert not left, f"still running: {left}"
     new = (set(os.listdir("/var/tmp")) | set(os.listdir("/dev/shm"))) - before
     assert not new, f"left outside the test's folder: {sorted(new)}"
+
+
+@pytest.fixture
+def sshd(workspace: Workspace) -> Iterator[Sshd]:
+    """An sshd on loopback that the workspace's user reaches by the name `box`."""
+    if SSHD is None:
+        pytest.skip("not installed: sshd")
+    server = Sshd(workspace.root / "sshd")
+    try:
+        write_user_files(workspace.root / "home", server.user_key, [server.host()])
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def _three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lan]:
+    if why := why_not():
+        pytest.skip(why)
+    lan = Lan(tmp_path_factory.mktemp("lan") / "lan", num_nodes=3)
+    try:
+        yield lan
+    finally:
+        lan.close()
+    assert lan.remains() == []
+
+
+@pytest.fixture
+def lan(_three_nodes: Lan, workspace: Workspace) -> Iterator[Lan]:
+    """Three machines, n1 to n3, empty and unharmed, which lan.yaml names. A test that leaves a process or a file on them fails."""
+    _three_nodes.admit(workspace.root / "home")
+    workspace.write("lan.yaml", _three_nodes.cluster())
+    yield _three_nodes
+    _three_nodes.heal()
+    deadline = time.monotonic() + 5.0
+    while (running := _three_nodes.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    files = {node.name: found for node in _three_nodes.nodes if (found := node.files())}
+    for node in _three_nodes.nodes:
+        node.wipe()
+    assert not running, f"still running on the nodes: {running}"
+    assert not files, f"left outside of dtrain's folder on the nodes: {files}"

@@ -98,7 +98,7 @@ def _read_bytes(path: Path) -> bytes:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _one(shown, "there is no such file", nearest_file(shown) or "`dtrain init` writes a first one") from None
+        raise _one(shown, "there is no such file", nearest_file(shown) or "the shortest one is a line: script: train.py") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
         raise _one(shown, "is a folder, not a file", f"did you mean '{inside}'?" if inside.is_file() else "name a file in it") from None

@@ -65,6 +65,9 @@ def test_a_lost_node_and_a_failed_start() -> None:
     assert (lost.state, lost.exit_code, lost.exit_source) == (State.LOST, 69, "dtrain")
     failed = TWO_NODES.after("", StartFailed(1.0, 73, "no space"))
     assert (failed.state, failed.exit_code, failed.exit_source) == (State.FAILED, 73, "dtrain")
+    for code in (130, 143):  # Ctrl-C or TERM while it was being started
+        stopped = TWO_NODES.after("", StartFailed(1.0, code, "KeyboardInterrupt"))
+        assert (stopped.state, stopped.exit_code, stopped.exit_source) == (State.STOPPED, code, "dtrain")
 
 
 @pytest.mark.parametrize(
