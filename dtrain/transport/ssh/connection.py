@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import paramiko
@@ -206,23 +207,24 @@ def _check_host_key(connection: Connection, route: Route, name: str, known: tupl
 def _authenticate(connection: Connection, route: Route, options: SshOptions) -> None:
     tried: list[str] = []
     passed_over: list[str] = []
-    for candidate in candidates(route):
-        if len(tried) == KEY_TRIES:
-            passed_over.append(f"{candidate.label}: {KEY_TRIES} others came first")
-            break
-        try:
-            key = candidate.load()
-        except NoKey as error:
-            if candidate.label == options.identity_file:
-                raise AccessDenied(f"identity_file {candidate.label} {error}") from error
-            if not error.is_absent:
-                passed_over.append(f"{candidate.label} {error}")
-            continue
-        tried.append(candidate.label)
-        if _is_accepted(connection, route.user, key):
-            return
-        if not connection.is_active():
-            break
+    with closing(candidates(route)) as keys:
+        for candidate in keys:
+            if len(tried) == KEY_TRIES:
+                passed_over.append(f"{candidate.label}: {KEY_TRIES} others came first")
+                break
+            try:
+                key = candidate.load()
+            except NoKey as error:
+                if candidate.label == options.identity_file:
+                    raise AccessDenied(f"identity_file {candidate.label} {error}") from error
+                if not error.is_absent:
+                    passed_over.append(f"{candidate.label} {error}")
+                continue
+            tried.append(candidate.label)
+            if _is_accepted(connection, route.user, key):
+                return
+            if not connection.is_active():
+                break
     what = "permission denied" if connection.is_active() else "it hung up"
     said = [f"{what} for user {route.user}", f"tried {', '.join(tried)}" if tried else "there was no key to try", *passed_over]
     raise AccessDenied(

@@ -7,13 +7,13 @@ import binascii
 import functools
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from paramiko.agent import AgentKey, AgentSSH
+from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
 from dtrain.transport.ssh.config import Route
@@ -40,17 +40,23 @@ class Candidate:
     load: Callable[[], paramiko.PKey]  # raises NoKey
 
 
-def candidates(route: Route) -> Iterator[Candidate]:
+def candidates(route: Route) -> Generator[Candidate]:
     """Files first, in the order of the configuration; then the agent's keys, those of the files before all others."""
     for file in route.identity_files:
         yield Candidate(file, functools.partial(_load, file))
     if route.agent is None:
         return
+    try:
+        agent = _Agent(route.agent)
+    except (OSError, paramiko.SSHException):  # as ssh does: without an agent there are the files
+        return
     named = [blob for file in route.identity_files if (blob := _public_half(file)) is not None]
-    keys = sorted(_agent_keys(route.agent), key=lambda key: key.asbytes() not in named)
-    for key in keys:
-        if key.asbytes() in named or not route.only_identity_files:
-            yield Candidate(f"{key.comment or key.get_name()} (ssh-agent)", functools.partial(_itself, key))
+    try:
+        for key in sorted(agent.get_keys(), key=lambda key: key.asbytes() not in named):
+            if key.asbytes() in named or not route.only_identity_files:
+                yield Candidate(f"{key.comment or key.get_name()} (ssh-agent)", functools.partial(_itself, key))
+    finally:
+        agent.close()
 
 
 def _itself(key: paramiko.PKey) -> paramiko.PKey:
@@ -87,19 +93,21 @@ def _public_half(file: str) -> bytes | None:
 
 
 class _Agent(AgentSSH):
-    """A connection to an agent at any socket; paramiko's own looks at $SSH_AUTH_SOCK alone."""
+    """An agent at any socket; paramiko's own looks at $SSH_AUTH_SOCK alone.
+
+    Each login has a connection to it of its own: signing on one from several threads would mix the answers.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__()
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(_AGENT_S)
-        connection.connect(path)
-        self._connect(connection)  # type: ignore[attr-defined]
+        try:
+            connection.settimeout(_AGENT_S)
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]
+        except BaseException:
+            connection.close()
+            raise
 
-
-def _agent_keys(path: str) -> Sequence[AgentKey]:
-    """The agent's keys over a connection of their own: signing on one from several threads would mix their answers."""
-    try:
-        return _Agent(path).get_keys()
-    except (OSError, paramiko.SSHException):
-        return ()
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]

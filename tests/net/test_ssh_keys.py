@@ -1,0 +1,158 @@
+"""Keys of every kind, in files and in a real ssh-agent, and servers that are choosy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import AccessDenied, NodeUnreachable
+from dtrain.spec.cluster import SshOptions
+from dtrain.transport import Channel
+from dtrain.transport.ssh import SshTransport
+from dtrain.transport.ssh.config import resolve
+from tests.cluster import Workspace
+from tests.ssh import Sshd, free_port, make_key, write_user_files
+
+pytestmark = pytest.mark.net
+
+
+@pytest.fixture(autouse=True)
+def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """These tests log in from their own process."""
+    monkeypatch.setenv("HOME", str(workspace.root / "home"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    resolve.cache_clear()
+    yield workspace.root / "home"
+    resolve.cache_clear()
+
+
+@pytest.fixture
+def agent(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An ssh-agent's socket."""
+    path = workspace.root / "agent"
+    started = subprocess.run(("ssh-agent", "-a", str(path)), capture_output=True, text=True, check=True).stdout
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+    yield path
+    found = re.search(r"SSH_AGENT_PID=(\d+)", started)
+    assert found is not None
+    os.kill(int(found[1]), 15)
+
+
+def _open(**options: str) -> Channel:
+    return SshTransport("box", "box", SshOptions(**options), sys.executable).open()  # type: ignore[arg-type]
+
+
+def _add(*keys: Path) -> None:
+    subprocess.run(("ssh-add", "-q", *map(str, keys)), check=True, capture_output=True)
+
+
+def _use(sshd: Sshd, home: Path, key: str, *, only: bool) -> None:
+    """~/.ssh/config names this key file, and whether the agent may offer others."""
+    write_user_files(home, Path(key), [sshd.host()])
+    if not only:
+        config = home / ".ssh/config"
+        config.write_text(config.read_text().replace("IdentitiesOnly yes", "IdentitiesOnly no"))
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_a_key_file_of_any_kind(sshd: Sshd, home: Path, kind: str) -> None:
+    (sshd.folder / "authorized_keys").write_text(make_key(sshd.user_key, kind))
+    _open().close()
+
+
+def test_the_agent_is_asked_where_no_file_is_there(sshd: Sshd, home: Path, agent: Path) -> None:
+    _add(sshd.user_key)
+    _use(sshd, home, "/nowhere", only=False)
+    _open().close()
+
+
+def test_the_right_one_of_many_keys_in_the_agent(sshd: Sshd, home: Path, agent: Path) -> None:
+    """A server hangs up at the sixth wrong key; the public half beside the file's name says which one is meant."""
+    wrong = [home / f"wrong{number}" for number in range(8)]
+    for key in wrong:
+        make_key(key)
+    named = home / "named"
+    (home / "named.pub").write_text(sshd.user_key.with_name("user_key.pub").read_text())
+    _add(*wrong, sshd.user_key)
+    for only in (True, False):
+        _use(sshd, home, str(named), only=only)
+        resolve.cache_clear()
+        _open().close()
+    _use(sshd, home, "/nowhere", only=False)
+    resolve.cache_clear()
+    with pytest.raises(AccessDenied, match=r"box: permission denied .* tried wrong0 \(ssh-agent\)") as refused:
+        _open()
+    assert "5 others came first" in refused.value.message and "identity_file" in str(refused.value)
+
+
+def test_a_key_with_a_passphrase_is_for_the_agent(sshd: Sshd, home: Path, agent: Path) -> None:
+    key = sshd.user_key
+    _add(key)
+    subprocess.run(("ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", str(key)), check=True, capture_output=True)
+    _open().close()
+    subprocess.run(("ssh-add", "-q", "-D"), check=True, capture_output=True)
+    with pytest.raises(AccessDenied, match=f"{key} has a passphrase; add it to the ssh-agent: ssh-add {key}"):
+        _open()
+    with pytest.raises(AccessDenied, match=r"identity_file .* is not there"):
+        _open(identity_file=f"{key}.absent")
+
+
+def test_a_file_that_is_no_key_is_named(sshd: Sshd, home: Path) -> None:
+    with pytest.raises(AccessDenied, match=r"identity_file .*config is not a private key"):
+        _open(identity_file=str(home / ".ssh/config"))
+
+
+@pytest.mark.parametrize(
+    "only",
+    ["KexAlgorithms curve25519-sha256", "Ciphers aes256-ctr", "Ciphers aes256-gcm@openssh.com", "MACs hmac-sha2-512-etm@openssh.com"],
+)
+def test_a_server_that_knows_one_algorithm(workspace: Workspace, home: Path, only: str) -> None:
+    server = Sshd(workspace.root / "sshd", extra=(only,))
+    try:
+        write_user_files(home, server.user_key, [server.host()])
+        _open().close()
+    finally:
+        server.close()
+
+
+def test_a_server_without_a_common_algorithm_is_told_apart(workspace: Workspace, home: Path) -> None:
+    server = Sshd(workspace.root / "sshd", extra=("Ciphers chacha20-poly1305@openssh.com",))
+    try:
+        write_user_files(home, server.user_key, [server.host()])
+        with pytest.raises(NodeUnreachable, match=r"box: no ssh connection: .*(cipher|ciphers|algorithm)") as refused:
+            _open()
+        assert "OpenSSH" in (refused.value.hint or "")
+    finally:
+        server.close()
+
+
+def test_many_logins_at_once_to_one_server(sshd: Sshd, home: Path) -> None:
+    """It drops some of more than ten that are not authenticated yet (MaxStartups 10:30:100); they try again."""
+    with ThreadPoolExecutor(40) as pool:
+        for channel in list(pool.map(lambda _: _open(), range(40))):
+            channel.close()
+
+
+def test_a_port_without_ssh(sshd: Sshd, home: Path) -> None:
+    write_user_files(home, sshd.user_key, [replace(sshd.host(), port=free_port())])
+    with pytest.raises(NodeUnreachable, match=r"box: 127.0.0.1 port \d+: connection refused"):
+        _open()
+
+
+@pytest.mark.parametrize(
+    ("start_up_file", "said"),
+    [("echo go away; exit 3\n", "go away"), ("exec sleep 0.1\n", "ended without a word")],
+)
+def test_a_login_that_runs_no_command(sshd: Sshd, home: Path, start_up_file: str, said: str) -> None:
+    (sshd.home / ".bashrc").write_text(start_up_file)
+    with pytest.raises(NodeUnreachable, match=said) as refused:
+        _open()
+    assert refused.value.message.startswith("box: ") and refused.value.hint
