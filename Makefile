@@ -59,6 +59,8 @@ design: $(INSTALLED) ## Tests that hold the design's rules
 
 bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py
+	$(BIN)/python benchmarks/ssh_launch_overhead.py
+	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 
