@@ -1,6 +1,8 @@
 """What dtrain adds to torchrun over ssh: from Enter to exit, `dtrain launch` of a script that prints and exits on three machines
-(namespaces on a bridge), against the same three torchrun commands started by hand in parallel through ssh. At most 1.25 times as long. By hand they are given
---local-addr too: without it torchrun looks up its host name, which takes seconds more where no name server answers, as here.
+(namespaces on a bridge), against the same three torchrun commands started by hand in parallel through ssh. At most 1.25 times as long.
+
+By hand they are given --local-addr too: without it torchrun looks up its host name, which takes seconds more where no name server
+answers, as here.
 """
 
 from __future__ import annotations
