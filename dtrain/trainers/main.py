@@ -12,9 +12,11 @@ from torch import nn
 
 from dtrain.trainers.batch import plan_batches
 from dtrain.trainers.config import TrainerConfig
-from dtrain.trainers.data_parallel import DataParallelTrainer, Evaluation, LossSum, build_optimizer
+from dtrain.trainers.data_parallel import DataParallelTrainer
 from dtrain.trainers.errors import TargetError, TrainerError
 from dtrain.trainers.examples import Examples, examples_of
+from dtrain.trainers.loss import Evaluation, LossSum
+from dtrain.trainers.optimizer import build_optimizer
 from dtrain.trainers.report import Report
 from dtrain.trainers.world import World, join, leave, world_from_environment
 from dtrain.trainers.zoo import resolve
@@ -103,7 +105,7 @@ def _train(config: TrainerConfig, world: World) -> Trained:
         loss = trainer.run_iterations(min(plan.iterations_per_epoch, num_iterations - trainer.iteration))
         evaluation = report.after_epoch(_over_ranks(loss, world), lambda: trainer.evaluate(test_set))
         if trainer.iteration == num_iterations:
-            return Trained({name: value.clone() for name, value in model.state_dict().items()}, evaluation)
+            return Trained(trainer.state(), evaluation)
 
 
 def _over_ranks(loss: LossSum, world: World) -> LossSum:

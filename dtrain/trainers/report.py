@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from dtrain.node.metrics import log_metrics
-from dtrain.trainers.data_parallel import Evaluation, LossSum
+from dtrain.trainers.loss import Evaluation, LossSum
 
 INTERVAL_S = 0.25  # a person reads no faster, and the job's store is spared
 
