@@ -18,6 +18,7 @@ from dtrain.trainers.examples import Examples, examples_of
 from dtrain.trainers.loss import Evaluation, LossSum
 from dtrain.trainers.optimizer import build_optimizer
 from dtrain.trainers.report import Report
+from dtrain.trainers.text import refuse_different_texts
 from dtrain.trainers.world import World, join, leave, world_from_environment
 from dtrain.trainers.zoo import resolve
 
@@ -92,6 +93,8 @@ def _train(config: TrainerConfig, world: World) -> Trained:
     optimizer = build_optimizer(config, model)
     torch.manual_seed(_seed_of_rank(config.seed, world.rank))  # from here on, so that dropout differs between replicas
     join(world)
+    if config.data == "text":
+        refuse_different_texts(train_set, world)
     report = Report(
         is_rank_0=world.rank == 0,
         num_iterations=num_iterations,
