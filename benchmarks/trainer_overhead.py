@@ -24,9 +24,10 @@ from torch.utils.data import TensorDataset
 
 from dtrain.trainers.batch import BatchPlan, permutation, plan_batches
 from dtrain.trainers.config import BatchConfig, TrainerConfig
-from dtrain.trainers.data_parallel import MOMENTUM, DataParallelTrainer, build_optimizer
+from dtrain.trainers.data_parallel import DataParallelTrainer
 from dtrain.trainers.digits import digits, digits_cnn
 from dtrain.trainers.examples import examples_of
+from dtrain.trainers.optimizer import MOMENTUM, build_optimizer
 from dtrain.trainers.report import Report
 from dtrain.trainers.world import World, join, leave, world_from_environment
 

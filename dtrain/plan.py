@@ -13,7 +13,8 @@ from dtrain.node.wire import Address, NodeFacts
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import TrainerConfig
-from dtrain.trainers.zoo import DATASETS
+from dtrain.trainers.layout import PipelinePlan, plan_pipeline
+from dtrain.trainers.zoo import DATASETS, MODELS
 
 LOOPBACK = "127.0.0.1"
 CPU_WORKERS = 2  # what `gpus_per_instance: auto` means on a machine without a GPU
@@ -69,6 +70,7 @@ class LaunchPlan:
     total_iterations: int | None
     grace_s: float
     lease_s: float | None
+    pipeline: PipelinePlan | None = None  # of a built-in trainer
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -124,7 +126,8 @@ def make_plan(
             )
         )
     cluster_size = None if any(choice.count is None for choice in choices) else rank
-    batch = _batch(spec, cluster_size)
+    pipeline = _pipeline(spec, cluster_size)
+    batch = _batch(spec, cluster_size, pipeline)
     return LaunchPlan(
         name=spec.name,
         launcher=spec.launcher,
@@ -133,6 +136,7 @@ def make_plan(
         master_address=nodes[0].address,
         master_port=rendezvous.port if rendezvous else None,
         run=describe_run(spec.run),
+        pipeline=pipeline,
         batch=batch,
         total_iterations=_total_iterations(spec, batch),
         grace_s=spec.grace,
@@ -228,16 +232,33 @@ def _share_this_machine(instances: tuple[Instance, ...], choices: list[_Choice])
     return shared
 
 
-def _batch(spec: JobSpec, cluster_size: int | None) -> BatchPlan | None:
+def _pipeline(spec: JobSpec, cluster_size: int | None) -> PipelinePlan | None:
+    if not isinstance(spec.run, TrainerConfig) or spec.run.pipeline is None or cluster_size is None:
+        return None
+    known = MODELS.get(spec.run.model)
+    try:
+        return plan_pipeline(spec.run, cluster_size=cluster_size, layers=known.layers if known else None)
+    except ValueError as error:
+        raise _misfit(spec, error, "trainer.pipeline.stages") from error
+
+
+def _batch(spec: JobSpec, cluster_size: int | None, pipeline: PipelinePlan | None) -> BatchPlan | None:
     if not isinstance(spec.run, TrainerConfig) or cluster_size is None:
         return None
     known = DATASETS.get(spec.run.data)
+    num_examples = known.num_train if known else None
+    replicas = cluster_size if pipeline is None else pipeline.replicas
     try:
-        return plan_batches(spec.run.batch, replicas=cluster_size, num_examples=known.num_train if known else None)
+        return plan_batches(spec.run.batch, replicas=replicas, num_examples=num_examples, pad=pipeline is not None)
     except ValueError as error:
-        equation, _, nearest = str(error).partition("; ")
-        where = spec.places.get("trainer.batch", spec.places.get("trainer", str(spec.path)))
-        raise SpecError([Problem(where, equation, nearest or None)]) from error
+        raise _misfit(spec, error, "trainer.batch") from error
+
+
+def _misfit(spec: JobSpec, error: ValueError, at: str) -> SpecError:
+    """What does not fit the cluster, as a mistake in the job file; what works stands behind the semicolon."""
+    problem, _, hint = str(error).partition("; ")
+    where = spec.places.get(at, spec.places.get("trainer", str(spec.path)))
+    return SpecError([Problem(where, problem, hint or None)])
 
 
 def _total_iterations(spec: JobSpec, batch: BatchPlan | None) -> int | None:

@@ -13,7 +13,8 @@ def log_metrics(**values: Any) -> None:
 
     Args:
         values: JSON values by name. These names have a meaning of their own: iteration, iterations, epoch, epochs,
-            loss, samples_per_s, and evaluation (a mapping of names to numbers, such as {"test accuracy": 0.97}).
+            loss, samples_per_s, bubble and predicted_bubble (0..1), and evaluation (a mapping of names to numbers, such as
+            {"test accuracy": 0.97}).
 
     One line per call goes to the job's metrics file. Outside a dtrain job the call does nothing, so a script that
     uses it also runs by itself.

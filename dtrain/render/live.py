@@ -119,7 +119,7 @@ class LiveView:
 
 
 def progress_line(metric: Mapping[str, Any]) -> str:
-    """`iteration 120/480  epoch 2/5  loss 0.312  3,120 samples/s`, as far as the metric says."""
+    """`iteration 120/480  epoch 2/5  loss 0.312  3,120 samples/s`, as far as the metric says; of a pipeline the bubble too."""
     parts = []
     for name, total in (("iteration", "iterations"), ("epoch", "epochs")):
         if name in metric:
@@ -128,4 +128,7 @@ def progress_line(metric: Mapping[str, Any]) -> str:
         parts.append(f"loss {metric['loss']:.4g}")
     if isinstance(metric.get("samples_per_s"), (int, float)):
         parts.append(f"{metric['samples_per_s']:,.0f} samples/s")
+    if isinstance(metric.get("bubble"), (int, float)):
+        predicted = metric.get("predicted_bubble")
+        parts.append(f"bubble {metric['bubble']:.1%}" + (f" (predicted {predicted:.1%})" if isinstance(predicted, (int, float)) else ""))
     return "  ".join(parts)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from dtrain.launchers import NodeCommand
 from dtrain.plan import LaunchPlan, NodePlan, counted
+from dtrain.trainers.layout import PipelinePlan
 
 _MOST_ROWS = 20
 
@@ -67,15 +68,37 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         yield f"cluster size {plan.cluster_size} = {counted(instances, 'instance')} x {counted(count, 'GPU')} per instance"
     else:
         yield f"cluster size {plan.cluster_size} = {' + '.join(str(len(node.workers)) for node in plan.nodes[:_MOST_ROWS])} GPUs"
+    if plan.pipeline is not None:
+        yield from _pipeline_lines(plan.pipeline)
     if plan.batch is not None:
         batch = plan.batch
-        yield f"global batch {batch.global_batch_size} = {batch.replicas} replicas x per-replica batch {batch.per_replica_batch_size}"
+        padding = f" + {batch.padding} rows of weight 0" if batch.padding else ""
+        per_replica = batch.per_replica_batch_size
+        yield f"global batch {batch.global_batch_size}{padding} = {counted(batch.replicas, 'replica')} x per-replica batch {per_replica}"
+        if batch.micro_batches > 1 or plan.pipeline is not None:
+            yield f"micro-batch {batch.micro_batch_size} = per-replica batch {per_replica} / micro-batches {batch.micro_batches}"
         if batch.iterations_per_epoch is not None:
             total = "" if plan.total_iterations is None else f", {plan.total_iterations} iterations in all"
             yield f"{batch.iterations_per_epoch} iterations per epoch{total}"
     port = "<port>" if plan.master_port is None else plan.master_port
     lease = "none" if plan.lease_s is None else f"{plan.lease_s:g} s"
     yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   lease {lease}"
+
+
+def _pipeline_lines(pipeline: PipelinePlan) -> Iterator[str]:
+    stages, micro_batches = pipeline.stages, pipeline.micro_batches
+    division = f"cluster size {stages * pipeline.replicas} / {counted(stages, 'stage')}"
+    yield f"{counted(pipeline.replicas, 'replica')} = {division}   schedule {pipeline.schedule}"
+    for stage in range(stages)[:_MOST_ROWS]:
+        layers = "<layers>"
+        if pipeline.layers is not None:
+            names = ", ".join(layer.name for layer in pipeline.layers[stage])
+            layers = f"{names}   {sum(layer.num_parameters for layer in pipeline.layers[stage]):,} parameters"
+        yield f"  stage {stage}   ranks {ranges(pipeline.ranks_of(stage))}   {layers}"
+    if stages > _MOST_ROWS:
+        yield f"  and {stages - _MOST_ROWS} more stages"
+    bubble = f"({stages} - 1) / ({micro_batches} + {stages} - 1)"
+    yield f"predicted bubble {pipeline.bubble:.1%} = {bubble}: stages {stages}, micro-batches {micro_batches}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 
 from dtrain.spec.document import Document
 from dtrain.spec.mistake import Mistake, Place, misspelt, named
-from dtrain.trainers.config import TrainerConfig
+from dtrain.trainers.config import PipelineConfig, TrainerConfig
 from dtrain.trainers.errors import TargetError
-from dtrain.trainers.zoo import Kind, target_of
+from dtrain.trainers.layout import few_micro_batches
+from dtrain.trainers.schedule import fewest_micro_batches, predicted_bubble
+from dtrain.trainers.zoo import MODELS, Kind, target_of
 
 
 def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: Collection[Place]) -> list[Mistake]:
@@ -30,10 +32,39 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
         *_at_least_1(("trainer", "batch", "per_replica"), batch.per_replica),
         *_at_least_1(("trainer", "batch", "micro_batches"), batch.micro_batches),
     ]
+    if trainer.pipeline is not None:
+        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document)
     if trainer.learning_rate <= 0:
         mistakes.append(Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}"))
     if trainer.seed < 0:
         mistakes.append(Mistake(("trainer", "seed"), f"trainer.seed must be at least 0, not {trainer.seed}"))
+    return mistakes
+
+
+def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, document: Document) -> list[Mistake]:
+    at = ("trainer", "pipeline", "stages")
+    if pipeline.stages < 1:
+        return _at_least_1(at, pipeline.stages)
+    mistakes: list[Mistake] = []
+    if trainer.model in MODELS and pipeline.stages > (most := len(MODELS[trainer.model].layers)):
+        message = f"{named(at)} is {pipeline.stages}, and {trainer.model} has {most} layers to make stages of"
+        mistakes.append(Mistake(at, message, f"at most {most}"))
+    micro_batches, least = trainer.batch.micro_batches, fewest_micro_batches(pipeline.schedule, pipeline.stages)
+    if 1 <= micro_batches < least:
+        good = 4 * pipeline.stages
+        bubble = predicted_bubble(pipeline.stages, good)
+        mistakes.append(
+            Mistake(
+                ("trainer", "batch", "micro_batches"),
+                few_micro_batches(pipeline.schedule, pipeline.stages, micro_batches),
+                f"write `batch: {{micro_batches: {good}, ...}}`: then a worker waits {bubble:.0%} of its time; at least {least}",
+            )
+        )
+    if document.given("trainer", "data_parallel"):
+        hint = "leave data_parallel out: the replicas of a stage add up their gradients after the last micro-batch"
+        mistakes.append(
+            Mistake(("trainer", "data_parallel"), "DDP cannot hold the stages of a pipeline, whose backward passes it would miss", hint)
+        )
     return mistakes
 
 

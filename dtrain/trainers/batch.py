@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtrain.trainers.config import BatchConfig
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class BatchPlan:
     """How an iteration's global batch is shared out; every division here is exact.
 
-    global_batch_size = replicas x per_replica_batch_size, per_replica_batch_size = micro_batches x micro_batch_size.
+    global_batch_size + padding = replicas x per_replica_batch_size, per_replica_batch_size = micro_batches x
+    micro_batch_size. Padding are rows of weight 0, which make up for a remainder where a plan may have one.
     """
 
     global_batch_size: int
@@ -28,24 +29,38 @@ class BatchPlan:
     iterations_per_epoch: int | None  # floor: an epoch's remainder is dropped, the next epoch's shuffle covers it
 
     @property
+    def padding(self) -> int:
+        """Rows of weight 0 in an iteration, over all replicas."""
+        return self.replicas * self.per_replica_batch_size - self.global_batch_size
+
+    @property
     def equation(self) -> str:
         """The arithmetic as a person checks it."""
         parts = f" (micro-batches {self.micro_batches} x {self.micro_batch_size})" if self.micro_batches > 1 else ""
-        return f"global batch {self.global_batch_size} = replicas {self.replicas} x per-replica {self.per_replica_batch_size}{parts}"
+        padding = f" + {self.padding} of weight 0" if self.padding else ""
+        return (
+            f"global batch {self.global_batch_size}{padding} = replicas {self.replicas} x per-replica {self.per_replica_batch_size}{parts}"
+        )
 
     def replica_slice(self, iteration: int, replica: int) -> slice:
         """Where in an epoch's permutation the replica's examples stand; iteration counts from 0 within the epoch."""
-        start = iteration * self.global_batch_size + replica * self.per_replica_batch_size
-        return slice(start, start + self.per_replica_batch_size)
+        start = iteration * self.global_batch_size
+        begin, end = (start + part * self.global_batch_size // self.replicas for part in (replica, replica + 1))
+        return slice(begin, end)
 
 
-def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None) -> BatchPlan:
+def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None, pad: bool = False) -> BatchPlan:
     """The plan for so many replicas and a training set of num_examples.
+
+    Args:
+        pad: make up for a remainder with rows of weight 0, as a pipeline does, whose micro-batches all have one shape.
 
     Raises:
         ValueError: a division leaves a remainder; says the equation and the nearest sizes that work.
     """
     _check_counts(config, replicas)
+    if pad:
+        return _padded(config, replicas, num_examples)
     if config.global_ is not None:
         global_batch_size = config.global_
         if global_batch_size % (replicas * config.micro_batches):
@@ -69,6 +84,25 @@ def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None
         num_examples=num_examples,
         iterations_per_epoch=None if num_examples is None else num_examples // global_batch_size,
     )
+
+
+def _padded(config: BatchConfig, replicas: int, num_examples: int | None) -> BatchPlan:
+    global_batch_size = replicas * config.per_replica if config.per_replica is not None else config.global_
+    assert global_batch_size is not None
+    least = replicas * config.micro_batches
+    if global_batch_size < least:
+        raise ValueError(
+            f"global batch {global_batch_size} is less than one example for each of replicas {replicas} x micro-batches "
+            f"{config.micro_batches}; nearest: {least}"
+        )
+    micro_batch_size = -(-global_batch_size // least)
+    plan = plan_batches(
+        BatchConfig(global_=least * micro_batch_size, micro_batches=config.micro_batches), replicas=replicas, num_examples=None
+    )
+    if num_examples is not None and num_examples < global_batch_size:
+        raise ValueError(_too_few_examples(global_batch_size, replicas, config, num_examples))
+    iterations_per_epoch = None if num_examples is None else num_examples // global_batch_size
+    return replace(plan, global_batch_size=global_batch_size, num_examples=num_examples, iterations_per_epoch=iterations_per_epoch)
 
 
 def permutation(num_examples: int, *, seed: int, epoch: int) -> torch.Tensor:

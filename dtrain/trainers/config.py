@@ -26,6 +26,17 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
+class PipelineConfig:
+    """The model is cut into stages, one a worker; replicas = cluster size / stages."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
+
+    stages: int
+    schedule: Literal["1F1B", "GPipe", "interleaved", "simple"] = "1F1B"  # the last two are SageMaker's words for the first two
+    partition: Literal["parameters", "uniform"] = "parameters"  # what the stages get alike of: parameters, or layers
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     """What to train, on what, and for how long. Exactly one of epochs and iterations is given."""
 
@@ -39,7 +50,8 @@ class TrainerConfig:
     learning_rate: float = 0.1
     optimizer: Literal["sgd", "adamw"] = "sgd"
     seed: int = 0
-    data_parallel: Literal["ddp"] = "ddp"
+    data_parallel: Literal["ddp"] = "ddp"  # without a pipeline
+    pipeline: PipelineConfig | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -47,4 +59,5 @@ class TrainerConfig:
     @classmethod
     def from_json(cls, text: str) -> TrainerConfig:
         values = json.loads(text)
-        return cls(**{**values, "batch": BatchConfig(**values["batch"])})
+        pipeline = PipelineConfig(**values["pipeline"]) if values["pipeline"] else None
+        return cls(**{**values, "batch": BatchConfig(**values["batch"]), "pipeline": pipeline})

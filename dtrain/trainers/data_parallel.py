@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,37 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.trainers.batch import BatchPlan, permutation
-from dtrain.trainers.config import TrainerConfig
 from dtrain.trainers.errors import NonFiniteLoss
 from dtrain.trainers.examples import Examples
+from dtrain.trainers.loss import Evaluation, LossSum, loss_sum
 from dtrain.trainers.world import World
-
-MOMENTUM = 0.9
-# By default torch leaves out labels of -100, and the count would be wrong; so it is an error, like any other bad label.
-_NO_LABEL_IS_IGNORED = -(1 << 40)
-
-
-@dataclass(frozen=True)
-class LossSum:
-    """A loss as its sum and the number of labels in it; a mean of means would weigh examples unequally."""
-
-    total: float = 0.0
-    count: int = 0
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-    def __add__(self, other: LossSum) -> LossSum:
-        return LossSum(self.total + other.total, self.count + other.count)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Over all of the test set."""
-
-    accuracy: float  # 0..1
-    loss: float
 
 
 class DataParallelTrainer:
@@ -141,6 +113,10 @@ class DataParallelTrainer:
         loss, correct, labels_seen = self._world.sum_over_ranks([loss, num_correct, count])
         return Evaluation(accuracy=correct / labels_seen, loss=loss / labels_seen)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """A copy of the model's state_dict()."""
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
     def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         epoch, iteration = divmod(self.iteration, self._iterations_per_epoch)
         if epoch != self._order_epoch:
@@ -153,17 +129,6 @@ class DataParallelTrainer:
         if device.type == "cpu":
             return inputs, labels
         return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-
-
-def loss_sum(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of logits (N, classes, ...) against class numbers (N, ...), summed over all labels."""
-    return nn.functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_LABEL_IS_IGNORED)
-
-
-def build_optimizer(config: TrainerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    return torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=MOMENTUM)
 
 
 class _CpuLossReader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -11,17 +13,18 @@ from dtrain.trainers.errors import TargetError
 
 def digits_cnn() -> nn.Module:
     """Two convolutions and two linear layers, 38,282 parameters; images of shape (N, 1, 8, 8) to 10 logits."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        "relu1": nn.ReLU(),
+        "conv2": nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        "relu2": nn.ReLU(),
+        "pool": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "linear1": nn.Linear(32 * 4 * 4, 64),
+        "relu3": nn.ReLU(),
+        "linear2": nn.Linear(64, 10),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

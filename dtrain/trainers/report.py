@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from dtrain.node.metrics import log_metrics
-from dtrain.trainers.data_parallel import Evaluation, LossSum
+from dtrain.trainers.loss import Evaluation, LossSum
+from dtrain.trainers.occupancy import Occupancy
 
 INTERVAL_S = 0.25  # a person reads no faster, and the job's store is spared
 
@@ -14,8 +15,9 @@ INTERVAL_S = 0.25  # a person reads no faster, and the job's store is spared
 class Report:
     """Progress of one training. On other ranks than 0 it says nothing.
 
-    The loss reported within an epoch is of rank 0's examples since the last report (asking the other ranks would cost
-    a collective); at an epoch's end it is of all ranks' examples in that epoch.
+    The loss reported within an epoch is of what rank 0 hears since the last report: without a pipeline that is of its own
+    examples (asking the other ranks would cost a collective); at an epoch's end it is of all ranks' examples in that epoch.
+    The measured bubble of a pipeline leaves out the first iteration, which opens the connections.
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class Report:
         num_iterations: int,
         iterations_per_epoch: int,
         global_batch_size: int,
+        predicted_bubble: float | None = None,  # of a pipeline
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_rank_0 = is_rank_0
@@ -36,20 +39,26 @@ class Report:
         self._reported_at = clock()
         self._reported_iteration = 0
         self._loss = LossSum()  # since the last report
+        self._predicted_bubble = predicted_bubble
+        self._occupancy = Occupancy()  # since the last report
+        self._epoch_occupancy = Occupancy()
 
     @property
     def epochs(self) -> int:
         """Of the whole training; the last one may be cut short by its number of iterations."""
         return -(-self._num_iterations // self._iterations_per_epoch)
 
-    def after_iteration(self, loss: LossSum) -> None:
+    def after_iteration(self, loss: LossSum, occupancy: Occupancy | None = None) -> None:
         self._iteration += 1
         if not self._is_rank_0:
             return
         self._loss += loss
+        if occupancy is not None and self._iteration > 1:
+            self._occupancy += occupancy
+            self._epoch_occupancy += occupancy
         ends_epoch = self._iteration % self._iterations_per_epoch == 0 or self._iteration == self._num_iterations
         if not ends_epoch and self._clock() - self._reported_at >= INTERVAL_S:
-            log_metrics(**self._progress(self._loss))
+            log_metrics(**self._progress(self._loss), **self._bubble(self._occupancy))
             self._start_interval()
 
     def after_epoch(self, loss: LossSum, evaluate: Callable[[], Evaluation]) -> Evaluation:
@@ -57,16 +66,26 @@ class Report:
         progress = self._progress(loss)
         evaluation = evaluate()
         if self._is_rank_0:
-            log_metrics(**progress, evaluation={"test accuracy": evaluation.accuracy, "test loss": evaluation.loss})
+            bubble = self._bubble(self._epoch_occupancy)
+            log_metrics(**progress, **bubble, evaluation={"test accuracy": evaluation.accuracy, "test loss": evaluation.loss})
             accuracy = f"test accuracy {100 * evaluation.accuracy:.1f} %"
-            print(
-                f"epoch {progress['epoch']}/{progress['epochs']}  loss {loss.mean:{'.3f' if abs(loss.mean) < 1e6 else '.3e'}}  {accuracy}",
-                flush=True,
-            )
+            said = [
+                f"epoch {progress['epoch']}/{progress['epochs']}",
+                f"loss {loss.mean:{'.3f' if abs(loss.mean) < 1e6 else '.3e'}}",
+                accuracy,
+                *([f"bubble {bubble['bubble']:.1%} (predicted {bubble['predicted_bubble']:.1%})"] if bubble else []),
+            ]
+            print("  ".join(said), flush=True)
             if self._iteration == self._num_iterations:
                 print(accuracy, flush=True)
+        self._epoch_occupancy = Occupancy()
         self._start_interval()
         return evaluation
+
+    def _bubble(self, occupancy: Occupancy) -> dict[str, float]:
+        if self._predicted_bubble is None or not occupancy.total_s:
+            return {}
+        return {"bubble": occupancy.bubble, "predicted_bubble": self._predicted_bubble}
 
     def _progress(self, loss: LossSum) -> dict[str, float]:
         elapsed_s = max(self._clock() - self._reported_at, 1e-9)
@@ -84,3 +103,4 @@ class Report:
         self._reported_at = self._clock()
         self._reported_iteration = self._iteration
         self._loss = LossSum()
+        self._occupancy = Occupancy()

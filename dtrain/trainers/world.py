@@ -28,6 +28,12 @@ class World:
         sums: list[float] = tensor.tolist()
         return sums
 
+    def all_gather(self, text: str) -> list[str]:
+        """Every rank gives a text and gets all of them, by rank. After `join`."""
+        texts: list[str] = [""] * self.world_size
+        dist.all_gather_object(texts, text)
+        return texts
+
 
 def world_from_environment(environ: Mapping[str, str] = os.environ) -> World:
     """The place that the launcher gave this worker, as torchrun writes it down; DTRAIN_DEVICE says cpu or cuda, absent: what there is.

@@ -14,6 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dtrain.trainers.errors import TargetError
+from dtrain.trainers.partition import Layer
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A model whose layers are known without building it, so that a plan can show the stages of a pipeline."""
+
+    target: str
+    layers: tuple[Layer, ...]
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,30 @@ class BuiltinDataset:
     num_test: int
 
 
-MODELS: dict[str, str] = {"digits_cnn": "dtrain.trainers.digits:digits_cnn"}
-DATASETS: dict[str, BuiltinDataset] = {"digits": BuiltinDataset("dtrain.trainers.digits:digits", num_train=1437, num_test=360)}
+MODELS: dict[str, BuiltinModel] = {
+    "digits_cnn": BuiltinModel(
+        "dtrain.trainers.digits:digits_cnn",
+        (
+            Layer("conv1", 160),
+            Layer("relu1", 0),
+            Layer("conv2", 4640),
+            Layer("relu2", 0),
+            Layer("pool", 0),
+            Layer("flatten", 0),
+            Layer("linear1", 32832),
+            Layer("relu3", 0),
+            Layer("linear2", 650),
+        ),
+    ),
+    "gpt": BuiltinModel(
+        "dtrain.trainers.gpt:gpt",
+        (Layer("embed", 20480), *(Layer(f"block{number}", 49984) for number in range(4)), Layer("head", 16768)),
+    ),
+}
+DATASETS: dict[str, BuiltinDataset] = {
+    "digits": BuiltinDataset("dtrain.trainers.digits:digits", num_train=1437, num_test=360),
+    "text": BuiltinDataset("dtrain.trainers.text:text", num_train=16384, num_test=512),
+}
 
 Kind = Literal["model", "data"]  # the keys in a job file
 
@@ -37,7 +68,7 @@ def target_of(kind: Kind, name: str) -> str:
     Raises:
         TargetError: the name is neither built in nor of that form.
     """
-    targets = MODELS if kind == "model" else {known: dataset.target for known, dataset in DATASETS.items()}
+    targets = {known: builtin.target for known, builtin in (MODELS if kind == "model" else DATASETS).items()}
     if name in targets:
         return targets[name]
     module, colon, function = name.partition(":")

@@ -77,7 +77,7 @@ def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
         "bastion": "32 = 4 instances x 8",
         "mixed-gpus": "14 = 8 + 4 + 2 GPUs",
     }
-    assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, "digits"}
+    assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, "digits", "pipeline", "hybrid"}
     for name, size in wanted.items():
         result = workspace.dtrain("launch", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
         assert (result.code, size in result.out) == (0, True), result.out + result.err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dtrain.errors import NodesBusy, PreflightFailed, SpecError
 from dtrain.launchers import node_commands
 from dtrain.node.wire import Address, Gpu, NodeFacts
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
+from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, load_job
 
 LOOPBACK = Address("lo", "127.0.0.1", 8, 0)
@@ -112,6 +115,38 @@ def test_the_batch_is_shared_out_over_the_replicas(tmp_path: Path) -> None:
 def test_a_batch_that_leaves_a_remainder_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     trainer = "trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 3\n  batch: {global: 250}\n"
     with pytest.raises(SpecError, match=r"job\.yaml:5:3: global batch 250 = replicas 4 x per-replica 62\.5\nhint: nearest: 248, 252"):
+        make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
+
+
+def test_a_hybrid_has_as_many_replicas_as_its_stages_leave(tmp_path: Path) -> None:
+    trainer = "trainer: {model: gpt, data: text, iterations: 3, batch: {global: 30, micro_batches: 4}, pipeline: {stages: 2}}\n"
+    plan = _plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
+    assert plan.pipeline is not None and plan.pipeline.layers is not None and plan.batch is not None
+    assert [[layer.name for layer in stage] for stage in plan.pipeline.layers] == [
+        ["embed", "block0", "block1"],
+        ["block2", "block3", "head"],
+    ]
+    assert (plan.pipeline.replicas, plan.batch.replicas, plan.batch.micro_batch_size, plan.batch.padding) == (2, 2, 4, 2)
+    console = Console(file=io.StringIO(), record=True, width=200)
+    print_plan(console, plan, None)
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert "2 replicas = cluster size 4 / 2 stages   schedule 1F1B" in lines
+    assert "stage 1   ranks 2-3   block2, block3, head   116,736 parameters" in lines
+    assert "predicted bubble 20.0% = (2 - 1) / (4 + 2 - 1): stages 2, micro-batches 4" in lines
+    assert "global batch 30 + 2 rows of weight 0 = 2 replicas x per-replica batch 16" in lines
+    assert "micro-batch 4 = per-replica batch 16 / micro-batches 4" in lines
+
+
+def test_a_model_of_the_users_own_has_layers_that_the_plan_does_not_know(tmp_path: Path) -> None:
+    trainer = "trainer: {model: 'my:net', data: text, iterations: 3, batch: {global: 32, micro_batches: 4}, pipeline: {stages: 4}}\n"
+    console = Console(file=io.StringIO(), record=True, width=200)
+    print_plan(console, make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer)), None)
+    assert "stage 3   ranks 3   <layers>" in console.export_text()
+
+
+def test_stages_that_do_not_share_out_the_cluster_are_refused_before_any_node_is_asked(tmp_path: Path) -> None:
+    trainer = "trainer:\n  model: gpt\n  data: text\n  epochs: 3\n  batch: {global: 60, micro_batches: 4}\n  pipeline:\n    stages: 3\n"
+    with pytest.raises(SpecError, match=r"job\.yaml:7:5: replicas = cluster size 4 / stages 3 .*\nhint: stages that fit: 1, 2, 4"):
         make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
 
 

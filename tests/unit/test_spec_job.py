@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.errors import Problem, SpecError
 from dtrain.spec import Command, JobSpec, Module, Script, load_job, this_machine
-from dtrain.trainers.config import BatchConfig, TrainerConfig
+from dtrain.trainers.config import BatchConfig, PipelineConfig, TrainerConfig
 
 TRAINER = "trainer: {model: digits_cnn, data: digits, epochs: 3}\n"
 
@@ -68,11 +68,15 @@ def test_a_full_trainer_reaches_its_config_with_the_files_keys() -> None:
           learning_rate: 1e-3
           optimizer: adamw
           seed: 7
+          pipeline: {stages: 2, schedule: simple, partition: uniform}
     """)
     batch = BatchConfig(global_=256, micro_batches=4)
-    assert spec.run == TrainerConfig(
-        "my_models.nets:resnet", "digits", batch, iterations=500, learning_rate=0.001, optimizer="adamw", seed=7
+    pipeline = PipelineConfig(stages=2, schedule="simple", partition="uniform")
+    expected = TrainerConfig(
+        "my_models.nets:resnet", "digits", batch, iterations=500, learning_rate=0.001, optimizer="adamw", seed=7, pipeline=pipeline
     )
+    assert spec.run == expected
+    assert TrainerConfig.from_json(expected.to_json()) == expected  # as a worker gets it
 
 
 @pytest.mark.parametrize(("typed", "number"), [("1e-3", 0.001), ("0.5", 0.5), (".5", 0.5), ("1", 1.0), ("1E+2", 100.0), ("3.", 3.0)])
@@ -272,6 +276,7 @@ WRONG = [
     ("trainer: {model: digits_cnn, data: cifar, epochs: 1}", "1:30", "no built-in 'cifar'", "package.module:function"),
     ("trainer: {model: 'a:b c', data: digits, epochs: 1}", "1:11", "not of the form package.module:function", "for example"),
 ]
+P4 = "  batch: {global: 64, micro_batches: 4}\n  pipeline: "
 WRONG += [
     ("trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 1\n" + text, where, message, hint)
     for text, where, message, hint in [
@@ -292,6 +297,16 @@ WRONG += [
         ("  batch: {global: 0}", "5:11", "trainer.batch.global must be at least 1, not 0", ""),
         ("  batch: {per_replica: 4, micro_batches: -2}", "5:27", "trainer.batch.micro_batches must be at least 1", ""),
         ("  batch: 64", "5:3", "trainer.batch must be a mapping, not '64'", "key: value"),
+        ("  pipeline: 2", "5:3", "trainer.pipeline must be a mapping, not '2'", "key: value"),
+        ("  pipeline: {schedule: 1F1B}", "5:3", "trainer.pipeline lacks the key 'stages'", "add it"),
+        ("  pipeline: {stage: 2, stages: 1}", "5:14", "unknown key 'stage'", "did you mean 'stages'?"),
+        ("  pipeline: {stages: 0}", "5:14", "trainer.pipeline.stages must be at least 1, not 0", ""),
+        (P4 + "{stages: 10, schedule: simple}", "6:14", "stages is 10, and digits_cnn has 9 layers", "at most 9"),
+        (P4 + "{stages: 2, schedule: gpipe}", "6:25", "'1F1B', 'GPipe', 'interleaved' or 'simple'", "did you mean 'GPipe'?"),
+        (P4 + "{stages: 2, partition: even}", "6:25", "trainer.pipeline.partition must be 'parameters' or 'uniform'", ""),
+        (P4 + "{stages: 5}", "5:23", "1F1B with 5 stages wants as many micro-batches or more, not 4", "at least 5"),
+        ("  pipeline: {stages: 2, schedule: GPipe}", "1:1", "with 1 micro-batch 2 stages work one after the other", "micro_batches: 8"),
+        (P4 + "{stages: 2}\n  data_parallel: ddp", "7:3", "DDP cannot hold the stages of a pipeline", "leave data_parallel out"),
     ]
 ]
 

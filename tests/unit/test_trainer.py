@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,10 @@ import yaml
 
 from dtrain.trainers.batch import indices, plan_batches
 from dtrain.trainers.config import BatchConfig, TrainerConfig
-from dtrain.trainers.data_parallel import LossSum, loss_sum
+from dtrain.trainers.loss import LossSum, loss_sum
 from dtrain.trainers.main import main
 from dtrain.trainers.report import Report
+from tests.workers import torchrun
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,21 +80,8 @@ def workdir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def torchrun(workdir: Path, world_size: int, *args: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}", "worker.py", *args)
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DTRAIN_JOB_FOLDER": str(workdir), "DTRAIN_DEVICE": "cpu"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, cwd=workdir, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers too
-            raise
-    return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
-
-
 def train_on_workers(workdir: Path, world_size: int, config: TrainerConfig) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    result = torchrun(workdir, world_size, config.to_json(), "result")
+    result = torchrun(workdir, world_size, "worker.py", config.to_json(), "result")
     assert result.returncode == 0, result.stderr
     results: list[Any] = [torch.load(workdir / f"result.{rank}") for rank in range(world_size)]
     state, evaluation, _ = results[0]
@@ -146,7 +130,7 @@ def test_data_parallel_equals_the_single_process(workdir: Path, world_size: int,
 def test_the_digits_example_learns_and_reports(workdir: Path) -> None:
     trainer = yaml.safe_load((ROOT / "cluster-examples/digits.yaml").read_text())["trainer"]
     config = TrainerConfig(**{**trainer, "batch": BatchConfig(global_=trainer["batch"]["global"])})
-    result = torchrun(workdir, 4, config.to_json())
+    result = torchrun(workdir, 4, "worker.py", config.to_json())
     assert result.returncode == 0, result.stderr
     *epochs, last = result.stdout.splitlines()
     assert len(epochs) == config.epochs and epochs[-1].startswith(f"epoch {config.epochs}/{config.epochs}  loss ")
@@ -166,7 +150,7 @@ def test_the_digits_example_learns_and_reports(workdir: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(workdir: Path) -> None:
-    result = torchrun(workdir, 2, replace(CONFIG, data="task_of_test:data_with_a_hole").to_json())
+    result = torchrun(workdir, 2, "worker.py", replace(CONFIG, data="task_of_test:data_with_a_hole").to_json())
     assert result.returncode == 1
     assert "error: the loss is nan in iteration " in result.stderr
     assert "hint: lower the learning rate" in result.stderr

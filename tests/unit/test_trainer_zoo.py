@@ -13,6 +13,7 @@ import torch
 from dtrain.trainers.digits import digits, digits_cnn
 from dtrain.trainers.errors import DeviceError, TargetError
 from dtrain.trainers.examples import examples_of
+from dtrain.trainers.text import text
 from dtrain.trainers.world import choose_device
 from dtrain.trainers.zoo import DATASETS, MODELS, Kind, resolve, target_of
 
@@ -45,6 +46,19 @@ def test_the_digits_are_split_alike_for_every_digit() -> None:
     assert digits_cnn()(test.tensors[0]).shape == (360, 10)
 
 
+def test_the_text_is_python_source_and_tests_what_training_never_sees() -> None:
+    train, test = text()
+    for part in (train, test):
+        inputs, labels = part.tensors
+        assert inputs.shape[1] == labels.shape[1] == 64
+        assert torch.equal(inputs.flatten()[1:], labels.flatten()[:-1])  # a label is the next byte
+    source = bytes(train.tensors[0].flatten().tolist())
+    assert b"\nimport " in source and b"def " in source
+    held_out = bytes(test.tensors[0].flatten().tolist())
+    lines = [line for line in held_out.splitlines() if len(line) > 50]
+    assert sum(line in source for line in lines) < len(lines) / 10  # some files have a line in common
+
+
 def test_the_users_own_function_is_found(my_task: Path) -> None:
     assert resolve("model", "my_task_of_test:build")() == 7
 
@@ -53,7 +67,7 @@ def test_the_users_own_function_is_found(my_task: Path) -> None:
     ("kind", "name", "message"),
     [
         ("model", "digit_cnn", "model: there is no built-in 'digit_cnn'\nhint: did you mean 'digits_cnn'?"),
-        ("data", "imagenet", "data: there is no built-in 'imagenet'\nhint: built in: digits; your own is package.module:function"),
+        ("data", "imagenet", "data: there is no built-in 'imagenet'\nhint: built in: digits, text; your own is package.module:function"),
         ("data", "a.b:c.d", "data: 'a.b:c.d' is not of the form package.module:function\nhint: for example my_task:build"),
         ("model", "my_task_of_test:biuld", "has no 'biuld'\nhint: did you mean 'my_task_of_test:build'?"),
         ("model", "my_task_of_test:NUMBER", "is of type int, which cannot be called"),
@@ -77,7 +91,7 @@ def test_a_mistake_inside_the_users_module_stays_the_users_own_error(my_task: Pa
 
 
 def test_names_are_known_and_batches_planned_without_torch() -> None:
-    modules = "dtrain.trainers.zoo, dtrain.trainers.batch, dtrain.bench.config, dtrain.bench.bandwidth"
+    modules = "dtrain.trainers.zoo, dtrain.trainers.batch, dtrain.trainers.layout, dtrain.bench.config, dtrain.bench.bandwidth"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=20, check=True).stdout == "False\n"
     assert target_of("model", "digits_cnn") == "dtrain.trainers.digits:digits_cnn"

@@ -1,0 +1,75 @@
+"""Which worker runs which stage of which replica: the one place that says so. Pure.
+
+rank = stage x replicas + replica. So the workers that hold the same stage stand next to each other, within a node as far as
+they fit, and what they send each other in every iteration, their stage's gradients, stays there; between stages go only
+activations, from node to node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrain.trainers.config import TrainerConfig
+from dtrain.trainers.partition import Layer, partition
+from dtrain.trainers.schedule import SCHEDULES, fewest_micro_batches, predicted_bubble
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    stages: int
+    replicas: int
+    schedule: str  # 1F1B | GPipe
+    micro_batches: int
+    layers: tuple[tuple[Layer, ...], ...] | None  # of each stage; None: only the workers know the model
+
+    @property
+    def bubble(self) -> float:
+        """Predicted, 0..1."""
+        return predicted_bubble(self.stages, self.micro_batches)
+
+    def stage_of(self, rank: int) -> int:
+        return rank // self.replicas
+
+    def replica_of(self, rank: int) -> int:
+        return rank % self.replicas
+
+    def ranks_of(self, stage: int) -> range:
+        """The workers that hold a stage, by replica."""
+        return range(stage * self.replicas, (stage + 1) * self.replicas)
+
+
+def plan_pipeline(config: TrainerConfig, *, cluster_size: int, layers: Sequence[Layer] | None) -> PipelinePlan:
+    """The pipelines of a job.
+
+    Args:
+        layers: of the model, in order; None where they are not known.
+
+    Raises:
+        ValueError: the stages do not fit the cluster, the model or the micro-batches.
+    """
+    pipeline = config.pipeline
+    assert pipeline is not None
+    stages, micro_batches = pipeline.stages, config.batch.micro_batches
+    if stages < 1 or cluster_size % stages:
+        fitting = [number for number in range(1, cluster_size + 1) if cluster_size % number == 0]
+        raise ValueError(
+            f"replicas = cluster size {cluster_size} / stages {stages} is no whole number; stages that fit: {', '.join(map(str, fitting))}"
+        )
+    least = fewest_micro_batches(pipeline.schedule, stages)
+    if micro_batches < least:
+        raise ValueError(f"{few_micro_batches(pipeline.schedule, stages, micro_batches)}; at least {least}")
+    return PipelinePlan(
+        stages=stages,
+        replicas=cluster_size // stages,
+        schedule=SCHEDULES[pipeline.schedule],
+        micro_batches=micro_batches,
+        layers=None if layers is None else partition(layers, stages, pipeline.partition),
+    )
+
+
+def few_micro_batches(schedule: str, stages: int, micro_batches: int) -> str:
+    """Why so few are refused."""
+    if SCHEDULES[schedule] == "1F1B":
+        return f"{schedule} with {stages} stages wants as many micro-batches or more, not {micro_batches}: else stages never all work"
+    return f"with {micro_batches} micro-batch {stages} stages work one after the other, never at once"
