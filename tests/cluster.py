@@ -113,6 +113,7 @@ class Workspace:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
+            if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
         deadline = time.monotonic() + 5.0
         while (left := self.leftovers()) and time.monotonic() < deadline:
