@@ -143,7 +143,7 @@ def test_the_digits_example_learns_and_reports(workdir: Path) -> None:
     ends = [record for record in records if "evaluation" in record]
     assert [record["epoch"] for record in ends] == list(range(1, len(epochs) + 1))
     final = ends[-1]
-    assert final["iteration"] == final["iterations"] == 22 * len(epochs) and final["epochs"] == len(epochs)
+    assert final["iteration"] == final["iterations"] == 29 * len(epochs) and final["epochs"] == len(epochs)
     assert final["samples_per_s"] > 0 and final["loss"] < ends[0]["loss"]
     assert f"test accuracy {100 * final['evaluation']['test accuracy']:.1f} %" == last
     assert set(final["evaluation"]) == {"test accuracy", "test loss"}
