@@ -72,7 +72,7 @@ def send_tree(link: Link, workdir: Path, entries: Sequence[TreeEntry], progress:
     sent = 0
     for entry, path in files:
         try:
-            for part in tree.read_parts(str(path)):
+            for part in tree.read_parts(str(path), entry.size_bytes):
                 link.tell(wire.PutFile(entry.digest, entry.path, last=False), part)
                 sent += len(part)
                 progress(sent, total)
@@ -91,7 +91,8 @@ def fetch_outputs(link: Link, into: Path, progress: Callable[[int, int], None]) 
     """
     reply = link.ask(wire.ListOutputs())
     assert isinstance(reply, wire.OutputFiles)
-    into.mkdir(parents=True, exist_ok=True)
+    if reply.entries:
+        into.mkdir(parents=True, exist_ok=True)
     files = []
     for entry in reply.entries:
         path = Path(tree.inside(str(into), entry.path))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dtrain import api
+from dtrain.plan import counted
 from dtrain.render import console
 from dtrain.render.progress import Transfer
 from dtrain.store import Store
@@ -29,5 +30,5 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     with Transfer(out, "fetching") as transfer:
         fetched = api.fetch(record, into, node, transfer.moved)
     for name, (there, sent) in fetched.items():
-        files = f"{there} files in {into / name}, {sent} of them new" if there else "no job of that name has written outputs there"
+        files = f"{counted(there, 'file')} in {into / name}, {sent} of them new" if there else "no outputs yet"
         out.print(f"{name}: {files}", soft_wrap=True)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import click
 
 from dtrain import api
+from dtrain.errors import NoSuchJob
 from dtrain.intake import Silent
 from dtrain.node import wire
 from dtrain.render import console
 from dtrain.render.lines import RankLines
+from dtrain.render.plan import ranges
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
 
@@ -50,6 +52,9 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank."""
     store = Store.default()
     record = store.find(job)
+    there = [worker.rank for worker in record.plan.workers]
+    if ranks is not None and not any(rank in ranks for rank in there):
+        raise NoSuchJob(f"job {record.job} has none of these ranks", hint=f"its ranks: {ranges(there)}")
     problems = api.refresh(store, [record]).get(record.job, {})
     for node, problem in problems.items():
         console.person().print(f"{node} was not asked: {problem}", style="yellow", soft_wrap=True)

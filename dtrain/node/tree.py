@@ -124,12 +124,16 @@ def link_outputs(tree: str, name: str, kept: str) -> None:
     os.symlink(kept, link)
 
 
-def read_parts(path: str) -> Iterator[bytes]:
+def read_parts(path: str, size_bytes: Optional[int] = None) -> Iterator[bytes]:
+    """A file's content, or as much of it as it had when it was looked at: a log may grow while it is sent."""
+    left = size_bytes
     with open(path, "rb") as file:
         while True:
-            part = file.read(CHUNK_BYTES)
+            part = file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
             if not part:
                 return
+            if left is not None:
+                left -= len(part)
             yield part
 
 

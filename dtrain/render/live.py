@@ -28,7 +28,7 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = ""
-        self._live = Live(Text(""), console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._lines = RankLines(self._raw, colour=console.is_terminal and not console.no_color)
         self._said_at_s = 0.0
         self._began_s = time.monotonic()
@@ -45,6 +45,10 @@ class LiveView:
         self._lines.end()
         if self._live is not None:
             self._live.stop()
+
+    def __rich__(self) -> Text:
+        """The line below the log, drawn anew four times a second."""
+        return Text(f"{self._status}  {duration(time.monotonic() - self._began_s)}" if self._status else "", "dim")
 
     # ---- the start ----
 
@@ -107,8 +111,6 @@ class LiveView:
 
     def _show(self, text: str) -> None:
         self._status = text
-        if self._live is not None:
-            self._live.update(Text(f"{text}  {duration(time.monotonic() - self._began_s)}", "dim"))
 
     def _progress(self, text: str, *, last: bool) -> None:
         now_s = time.monotonic()

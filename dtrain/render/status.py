@@ -71,7 +71,9 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         table.add_row(node.name, Text(node.state.value, _STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
     console.print(table)
     failure = view.state.first_failure
-    if failure is not None:
+    if view.state.start_failed is not None:
+        console.print(Text(f"it was not started: {view.state.start_failed.text}", "red"), soft_wrap=True)
+    elif failure is not None:
         console.print(Text(describe(failure), "red"), soft_wrap=True)
         console.print(Text(f"dtrain logs {view.record.job} shows what it printed", "dim"), soft_wrap=True)
     line = progress_line(view.metrics)

@@ -103,7 +103,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     mistakes = [
         *_name_mistakes(name),
         *wrong_workdir,
-        *_outputs_mistakes(file.outputs, workdir),
+        *_outputs_mistakes(file, around.document, workdir),
         *wrong_env,
         *_secrets_mistakes(file.secrets or [], env, around.environ),
         *wrong_args,
@@ -152,7 +152,11 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
     return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not there", hint)]
 
 
-def _outputs_mistakes(text: str, workdir: Path) -> list[Mistake]:
+def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[Mistake]:
+    text = file.outputs
+    if not file.sync and document.given("outputs"):
+        hint = "leave it out, and write to the folder that $DTRAIN_OUTPUT_DIR names"
+        return [Mistake(("outputs",), "outputs is a folder of the workdir that is sent, and with sync: false none is", hint)]
     path = PurePosixPath(text)
     if path.parts and not path.is_absolute() and ".." not in path.parts:
         above = [workdir / part for part in path.parents if part.parts]

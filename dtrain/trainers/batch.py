@@ -72,7 +72,7 @@ def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None
         global_batch_size = replicas * per_replica
         if per_replica % config.micro_batches:
             nearest = _nearest(per_replica, config.micro_batches)
-            raise ValueError(f"{_micro_equation(per_replica, config.micro_batches)}; nearest: {nearest}")
+            raise ValueError(f"no whole number: {_micro_equation(per_replica, config.micro_batches)}; nearest: {nearest}")
     if num_examples is not None and num_examples < global_batch_size:
         raise ValueError(_too_few_examples(global_batch_size, replicas, config, num_examples))
     return BatchPlan(
@@ -148,7 +148,7 @@ def _global_remainder(global_batch_size: int, replicas: int, micro_batches: int)
         equation += f", {_micro_equation(global_batch_size // replicas, micro_batches)}"
     elif micro_batches > 1:
         equation += f", each of {micro_batches} micro-batches"
-    return f"{equation}; nearest: {_nearest(global_batch_size, replicas * micro_batches)}"
+    return f"no whole number: {equation}; nearest: {_nearest(global_batch_size, replicas * micro_batches)}"
 
 
 def _micro_equation(per_replica: int, micro_batches: int) -> str:

@@ -54,10 +54,18 @@ class TrainerConfig:
     pipeline: PipelineConfig | None = None
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        """With the keys that a job file has; a plan shows it."""
+        return json.dumps(_as_in_a_file(dataclasses.asdict(self)))
 
     @classmethod
     def from_json(cls, text: str) -> TrainerConfig:
         values = json.loads(text)
-        pipeline = PipelineConfig(**values["pipeline"]) if values["pipeline"] else None
-        return cls(**{**values, "batch": BatchConfig(**values["batch"]), "pipeline": pipeline})
+        batch = {"global_" if name == "global" else name: value for name, value in values["batch"].items()}
+        pipeline = PipelineConfig(**values["pipeline"]) if "pipeline" in values else None
+        return cls(**{**values, "batch": BatchConfig(**batch), "pipeline": pipeline})
+
+
+def _as_in_a_file(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name.rstrip("_"): _as_in_a_file(value) if isinstance(value, dict) else value for name, value in values.items() if value is not None
+    }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -371,3 +373,19 @@ def test_a_worker_without_a_traceback_is_quoted(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("command: echo the disk is on fire; exit 9\n", instances=1))
     assert result.code == 9
     assert "rank 0 on node0 failed with exit code 9\n  the disk is on fire\nlog: " in result.err
+
+
+def test_a_log_of_the_launch_may_lie_in_the_working_directory(workspace: Workspace) -> None:
+    """`dtrain launch > log` grows while the folder that it lies in is sent."""
+    workspace.write("hello.py", "print('hello', flush=True)\n")
+    job = workspace.job("script: hello.py\n", instances=1)
+    with (workspace.workdir / "log").open("wb") as log:
+        log.write(b"of yesterday\n" * 1000)
+        log.flush()
+        ran = subprocess.run(
+            (sys.executable, "-m", "dtrain", "launch", str(job)), cwd=workspace.workdir, env=workspace.env, stderr=log, check=False
+        )
+    assert ran.returncode == 0
+    assert b"[0] hello" in (workspace.workdir / "log").read_bytes()
+    wrong = workspace.dtrain("logs", "--ranks", "3-4")
+    assert (wrong.code, wrong.out) == (66, "") and "hint: its ranks: 0\n" in wrong.err

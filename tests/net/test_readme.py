@@ -69,20 +69,18 @@ def test_every_key_of_the_readme_is_known(workspace: Workspace) -> None:
 def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
     """Nothing is connected to: the plan says how many workers each machine has, and what only it can know is marked."""
     shutil.copytree(ROOT / "cluster-examples", workspace.workdir / "cluster-examples")
-    workspace.write("train.py", "")
-    workspace.write("job.yaml", "script: train.py\n")
     wanted = {
         "local": "2 instances x 2",
-        "ssh": "40 = 5 instances x 8",
-        "bastion": "32 = 4 instances x 8",
-        "mixed-gpus": "14 = 8 + 4 + 2 GPUs",
+        "ssh": "24 = 3 instances x 8",
+        "bastion": "24 = 3 instances x 8",
+        "mixed-gpus": "16 = 8 + 4 + 4 GPUs",
     }
     assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, "digits", "pipeline", "hybrid"}
     for name, size in wanted.items():
-        result = workspace.dtrain("launch", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
+        result = workspace.dtrain("launch", "cluster-examples/digits.yaml", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
         assert (result.code, size in result.out) == (0, True), result.out + result.err
     my_cluster = re.search(r"```yaml\n# my-cluster.yaml\n(.*?)```", README, re.S)
     assert my_cluster is not None
     workspace.write("my-cluster.yaml", my_cluster[1])
-    result = workspace.dtrain("launch", "--dry-run", "--cluster", "my-cluster.yaml")
+    result = workspace.dtrain("launch", "cluster-examples/digits.yaml", "--dry-run", "--cluster", "my-cluster.yaml")
     assert "16 = 2 instances x 8" in result.out, result.err

@@ -25,25 +25,26 @@ def test_the_plan_of_a_batch(config: BatchConfig, replicas: int, num_examples: i
 @pytest.mark.parametrize(
     ("config", "replicas", "num_examples", "message"),
     [
-        (BatchConfig(global_=250), 4, None, "global batch 250 = replicas 4 x per-replica 62.5; nearest: 248, 252"),
-        (BatchConfig(global_=3), 4, None, "global batch 3 = replicas 4 x per-replica 0.75; nearest: 4"),
+        (BatchConfig(global_=250), 4, None, "no whole number: global batch 250 = replicas 4 x per-replica 62.5; nearest: 248, 252"),
+        (BatchConfig(global_=3), 4, None, "no whole number: global batch 3 = replicas 4 x per-replica 0.75; nearest: 4"),
         (
             BatchConfig(global_=250, micro_batches=4),
             4,
             None,
-            "global batch 250 = replicas 4 x per-replica 62.5, each of 4 micro-batches; nearest: 240, 256",
+            "no whole number: global batch 250 = replicas 4 x per-replica 62.5, each of 4 micro-batches; nearest: 240, 256",
         ),
         (
             BatchConfig(global_=248, micro_batches=4),
             4,
             None,
-            "global batch 248 = replicas 4 x per-replica 62, per-replica batch 62 = micro-batches 4 x micro-batch 15.5; nearest: 240, 256",
+            "no whole number: global batch 248 = replicas 4 x per-replica 62, "
+            "per-replica batch 62 = micro-batches 4 x micro-batch 15.5; nearest: 240, 256",
         ),
         (
             BatchConfig(per_replica=62, micro_batches=4),
             4,
             None,
-            "per-replica batch 62 = micro-batches 4 x micro-batch 15.5; nearest: 60, 64",
+            "no whole number: per-replica batch 62 = micro-batches 4 x micro-batch 15.5; nearest: 60, 64",
         ),
         (
             BatchConfig(global_=2000),

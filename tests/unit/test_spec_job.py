@@ -221,6 +221,7 @@ WRONG = [
     (S + "workdir: cod", "2:1", "workdir 'cod' is not there", "did you mean 'code'?"),
     (S + "workdir: train.py", "2:1", "is not a folder", "folder"),
     (S + "sync: false", "2:1", "wants a workdir that all nodes have", "absolute"),
+    (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "DTRAIN_OUTPUT_DIR"),
     (S + "sync: false\nworkdir: code", "3:1", "wants a workdir that all nodes have", "absolute"),
     (S + "sync: yes", "2:1", "sync must be true or false, not 'yes'", "write true"),
     (S + "sync: off", "2:1", "sync must be true or false, not 'off'", "write false"),
