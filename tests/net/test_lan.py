@@ -339,3 +339,22 @@ def test_the_benchmark_across_three_machines(lan: Lan, workspace: Workspace) -> 
 
 def rows(result: Result) -> list[str]:
     return [line for line in result.err.splitlines() if re.match(r" +[0-9.]+ [KMG]iB ", line)]
+
+
+def test_a_pipeline_of_four_machines(lan: Lan, workspace: Workspace) -> None:
+    """One stage on each, of the example as it stands: the loss falls, and stands on rank 0's line, though the last stage has it."""
+    four = Lan(workspace.root / "four", num_nodes=4)
+    try:
+        four.admit(workspace.root / "home")
+        workspace.write("four.yaml", four.cluster())
+        for name in ("pipeline.yaml", "local.yaml"):
+            shutil.copy(EXAMPLES / name, workspace.workdir)
+        result = workspace.dtrain("launch", "pipeline.yaml", "--cluster", "four.yaml", timeout_s=170)
+        assert result.code == 0, result.err
+        losses = [float(loss) for loss in re.findall(r"iteration \d+/60 .*loss ([0-9.]+)", result.err)]
+        assert len(losses) >= 2 and losses[-1] < losses[0] - 1, result.err
+        assert [rank["rank"] for node in workspace.status("pipeline")["nodes"] for rank in node["ranks"]] == [0, 1, 2, 3]
+        workspace.until(lambda: four.processes() == {}, "the machines to be idle", timeout_s=5.0)
+    finally:
+        four.close()
+    assert four.remains() == []
