@@ -70,12 +70,24 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
 
 
 def refresh(store: Store, records: Sequence[JobRecord]) -> dict[str, dict[str, str]]:
-    """Ask the nodes of the jobs that are not over for what the store does not have.
+    """Ask the nodes of the jobs that are not over for what the store does not have, all at once.
 
     Returns:
         By job id, why each node that did not answer did not.
     """
-    return {record.job: catch_up(store, record, targets(record), ASK_NODES_S) for record in records if not record.state.is_final}
+    return catch_up(store, [(record, targets(record)) for record in records if not record.state.is_final], ASK_NODES_S)
+
+
+def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:
+    """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
+
+    Raises:
+        NoSuchJob: there is none, or several.
+    """
+    record = store.find(wanted)
+    problems = refresh(store, [record]).get(record.job, {})
+    found = store.find(wanted)  # another one, where that one turned out to be over
+    return found, problems if found.job == record.job else {}
 
 
 def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[str, int, int], None]) -> dict[str, tuple[int, int]]:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, State
+from dtrain.errors import NodeUnreachable
+from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
 from dtrain.store import Store
@@ -87,6 +88,8 @@ class Intake:
     def _take_silence(self, node: str) -> list[Event]:
         """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
         state = next(each.state for each in self.state.nodes if each.name == node)
+        if state is State.PENDING and self.state.start_failed is None and self._store.is_launcher_gone(self._job):
+            self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
         if state in (State.PENDING, State.SUCCEEDED, State.FAILED, State.STOPPED, State.LOST):
             return []
         lost = NodeLost(time.time(), node, "dtrain's agent and guard on it are gone")

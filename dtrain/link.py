@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
+import os
 import threading
+import time
 from dataclasses import dataclass
 
 from dtrain.bundle import Bundle, bundle
@@ -34,6 +38,7 @@ class Link:
         self.node = node
         self._channel = channel
         self._writing = threading.Lock()
+        self._fault = ""
 
     @classmethod
     def open(cls, target: Target) -> Link:
@@ -51,9 +56,12 @@ class Link:
         except (OSError, DtrainError) as error:
             complaint = channel.stderr()
             channel.close()
+            if os.strerror(errno.ENOSPC) in complaint:
+                raise NoSpace(f"{target.node}: {complaint}", hint="make room there, or choose another dir: in the cluster file") from error
             if isinstance(error, DtrainError) and not isinstance(error, NodeUnreachable):
                 raise
             raise NodeUnreachable(f"{target.node}: no session could be started there: {complaint or error}") from error
+        _stay_in_touch(link)
         return link
 
     def tell(self, order: wire.Message, payload: bytes = b"") -> None:
@@ -74,10 +82,13 @@ class Link:
         Raises:
             DtrainError: the node could not do what it was told.
         """
-        try:
-            received = wire.read_frame(self._channel.read)
-        except (OSError, ValueError):
-            return None
+        received: tuple[wire.Message, bytes] | None = (wire.StillHere(), b"")
+        while received is not None and isinstance(received[0], wire.StillHere):
+            try:
+                received = wire.read_frame(self._channel.read)
+            except (OSError, ValueError) as error:
+                self._fault = str(error)
+                return None
         if received is not None and isinstance(received[0], wire.Failed):
             raise _as_error(self.node, received[0])
         return received
@@ -85,7 +96,8 @@ class Link:
     def answer(self) -> tuple[wire.Message, bytes]:
         received = self.receive()
         if received is None:
-            raise NodeUnreachable(f"{self.node}: the session ended: {self._channel.stderr() or 'no reason given'}")
+            cause = self._channel.stderr() or self._fault or "the connection is gone"
+            raise NodeUnreachable(f"{self.node}: the session ended: {cause}")
         return received
 
     def ask(self, order: wire.Message) -> wire.Message:
@@ -94,7 +106,41 @@ class Link:
         return self.answer()[0]
 
     def close(self) -> None:
+        _open_links.discard(self)
         self._channel.close()
+
+    def say_that_we_are_here(self) -> None:
+        """Unless something is being sent just now, which says it too."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self._channel.write(wire.frame(wire.StillHere()))
+            except (OSError, ValueError):
+                _open_links.discard(self)  # whoever receives from it notices
+            finally:
+                self._writing.release()
+
+
+# A session ends when it hears nothing for a while; one thread speaks for all links, whatever their users are busy with.
+_open_links: set[Link] = set()
+_SAY_S = 10.0
+
+
+@functools.cache
+def _speaker() -> threading.Thread:
+    def speak() -> None:
+        while True:
+            time.sleep(_SAY_S)
+            for link in tuple(_open_links):
+                link.say_that_we_are_here()
+
+    thread = threading.Thread(target=speak, name="stay in touch", daemon=True)
+    thread.start()
+    return thread
+
+
+def _stay_in_touch(link: Link) -> None:
+    _open_links.add(link)
+    _speaker()
 
 
 def _boot(channel: Channel, target: Target, code: Bundle) -> None:

@@ -217,9 +217,12 @@ def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T]) -> dict[
 
 def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]]) -> dict[str, _T]:
     """Results by node; where some fail, one error that tells of all of them."""
-    with ThreadPoolExecutor(min(_CONNECTIONS_AT_ONCE, len(work))) as pool:
+    pool = ThreadPoolExecutor(min(_CONNECTIONS_AT_ONCE, len(work)))
+    try:
         futures = [(node, pool.submit(task)) for node, task in work]
         errors = [error for _, future in futures if (error := future.exception()) is not None]
+    finally:  # after Ctrl-C nobody waits for those that are under way; closing their links ends them
+        pool.shutdown(wait=False, cancel_futures=True)
     for error in errors:
         if not isinstance(error, DtrainError):
             raise error

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State
-from dtrain.node import wire
+from dtrain.node import procs, wire
 from dtrain.plan import LaunchPlan
 from dtrain.spec import ClusterSpec
 
@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS metrics (
     job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset)
 );
+CREATE TABLE IF NOT EXISTS launchers (job TEXT PRIMARY KEY, pid INTEGER, start_ticks INTEGER, boot_id TEXT);
 CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
 """
 _PLAN = TypeAdapter(LaunchPlan)
@@ -122,6 +123,12 @@ class Store:
             folder.mkdir(mode=0o700, parents=True)
             (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
+
+    def is_launcher_gone(self, job: str) -> bool:
+        """Whether the process that launched a job from this machine has ended; False where that cannot be known."""
+        rows = self._rows("SELECT pid, start_ticks, boot_id FROM launchers WHERE job = ?", job)
+        return any(boot_id == _boot_id() != "" and _start_ticks(pid) != start_ticks for pid, start_ticks, boot_id in rows)
 
     def jobs(self, limit: int | None = None) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -237,6 +244,18 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers
         return str(os.getuid())
+
+
+def _boot_id() -> str:
+    try:
+        return procs.boot_id()
+    except OSError:  # no Linux
+        return ""
+
+
+def _start_ticks(pid: int) -> int | None:
+    found = procs.look(pid)
+    return None if found is None else found.start_ticks
 
 
 _SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.intake import Intake, Silent, Watcher
@@ -50,6 +50,14 @@ class _Abandon:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _FollowerEnded:
+    node: str
+
+
+_Item: TypeAlias = _Received | _Connection | _Stop | _Abandon | _FollowerEnded
+
+
 class Supervisor:
     """Follows one job to its end."""
 
@@ -58,7 +66,7 @@ class Supervisor:
         self._job = job
         self._plan = plan
         self._watcher = watcher
-        self._inbox: queue.SimpleQueue[_Received | _Connection | _Stop | _Abandon] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._followers: dict[str, _Follower] = {}
         self._ended: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
@@ -76,16 +84,25 @@ class Supervisor:
         """Stop following, whatever the job does. May be called from a signal handler."""
         self._inbox.put(_Abandon())
 
-    def run(self, targets: Sequence[Target], links: Mapping[str, Link], *, renew_lease: bool = False) -> JobState:
+    def run(
+        self,
+        targets: Sequence[Target],
+        links: Mapping[str, Link],
+        *,
+        renew_lease: bool = False,
+        offsets: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> JobState:
         """Follow until every node has ended.
 
         Args:
             links: open sessions by node; a node without one is connected to.
             renew_lease: say that the launcher is there, which only the launcher may.
+            offsets: by node and stream, from where the watcher wants to be told; else from where the store ends.
         """
         for target in targets:
-            offsets = self._store.offsets(self._job, target.node)
-            self._followers[target.node] = _Follower(target, links.get(target.node), offsets, self._inbox)
+            wanted = (offsets or {}).get(target.node, {})
+            known = {**self._store.offsets(self._job, target.node), **wanted}
+            self._followers[target.node] = _Follower(target, links.get(target.node), known, self._inbox)
         for follower in self._followers.values():
             follower.start()
         ping_at = 0.0
@@ -93,7 +110,8 @@ class Supervisor:
         try:
             while not self.state.state.is_final and not self._abandoned:
                 if time.monotonic() >= ping_at:
-                    self._tell_all(wire.Ping() if renew_lease else wire.StillHere())
+                    if renew_lease:
+                        self._tell_all(wire.Ping())
                     ping_at = time.monotonic() + ping_s
                 try:
                     item = self._inbox.get(timeout=max(0.0, ping_at - time.monotonic()))
@@ -109,7 +127,7 @@ class Supervisor:
                 follower.stop()
         return self.state
 
-    def _take(self, item: _Received | _Connection | _Stop | _Abandon) -> None:
+    def _take(self, item: _Item) -> None:
         match item:
             case _Received(node, message, payload):
                 for event in self._intake.take(node, message, payload):
@@ -121,6 +139,8 @@ class Supervisor:
                 self._watcher.disconnected(node, error or "")
             case _Abandon():
                 self._abandoned = True
+            case _FollowerEnded(node):
+                raise RuntimeError(f"nothing is received from {node} any more")
             case _Stop(cause, grace_s):
                 self._intake.take_own(StopAsked(time.time(), cause))
                 self._tell_all(wire.Stop(cause, grace_s))
@@ -184,8 +204,15 @@ class _Follower(threading.Thread):
             link.close()
 
     def run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            if not self._stopped.is_set():  # by an error that nobody foresaw: the traceback is printed, and the job needs an end
+                self._inbox.put(_FollowerEnded(self._target.node))
+
+    def _follow(self) -> None:
         wait_s = _RETRY_FIRST_S
-        lost = False
+        lost: str | None = None  # why there is no connection
         while not self._stopped.is_set():
             try:
                 if self._link is None:
@@ -194,9 +221,9 @@ class _Follower(threading.Thread):
                 link.tell(wire.Follow(self._offsets, once=False))
                 if self._last_stop is not None:
                     link.tell(self._last_stop)
-                if lost:
+                if lost is not None:
                     self._inbox.put(_Connection(self._target.node, None))
-                lost, wait_s = False, _RETRY_FIRST_S
+                lost, wait_s = None, _RETRY_FIRST_S
                 self._receive(link)
                 error = "the connection broke"
                 link.close()
@@ -205,9 +232,9 @@ class _Follower(threading.Thread):
             if self._stopped.is_set():
                 return
             self._link = None
-            if not lost:
+            if error != lost:
                 self._inbox.put(_Connection(self._target.node, error))
-            lost = True
+            lost = error
             self._stopped.wait(wait_s)
             wait_s = min(2 * wait_s, _RETRY_MOST_S)
 
@@ -217,44 +244,44 @@ class _Follower(threading.Thread):
             if received is None or self._stopped.is_set():
                 return
             message, payload = received
-            if isinstance(message, wire.StillHere):
-                continue
             if isinstance(message, wire.StreamBytes):
                 self._offsets[message.stream] = message.offset + len(payload)
             self._ahead.acquire()
             self._inbox.put(_Received(self._target.node, message, payload))
 
 
-def catch_up(store: Store, record: JobRecord, targets: Sequence[Target], timeout_s: float) -> dict[str, str]:
-    """Bring the store up to what the nodes know now, all nodes at once.
+def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float) -> dict[str, dict[str, str]]:
+    """Bring the store up to what the nodes of some jobs know now, all nodes at once.
 
     Returns:
-        Why each node that could not be asked in time was not, by name.
+        By job, why each node that could not be asked in time was not, by name.
     """
-    intake = Intake(store, record.job, record.plan, Silent())
-    told: queue.SimpleQueue[tuple[str, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
-    offsets = {target.node: store.offsets(record.job, target.node) for target in targets}
-    for target in targets:
-        threading.Thread(target=_ask_once, args=(target, offsets[target.node], told), daemon=True).start()
-    waiting = {target.node: f"no answer within {timeout_s:g} s" for target in targets}
-    problems = {}
+    intakes = {record.job: Intake(store, record.job, record.plan, Silent()) for record, _ in jobs}
+    told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
+    waiting = {(target.job, target.node) for _, targets in jobs for target in targets}
+    for _, targets in jobs:
+        for target in targets:
+            offsets = store.offsets(target.job, target.node)
+            threading.Thread(target=_ask_once, args=(target, offsets, told), daemon=True).start()
+    problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
     deadline = time.monotonic() + timeout_s
     while waiting:
         try:
-            node, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
+            target, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             break
         if isinstance(message, DtrainError):
-            waiting.pop(node)
-            problems[node] = message.message
-            continue
-        intake.take(node, message, payload)
-        if isinstance(message, wire.CaughtUp):
-            waiting.pop(node)
-    return {**problems, **waiting}
+            problems[target.job][target.node] = message.message
+        else:
+            intakes[target.job].take(target.node, message, payload)
+        if isinstance(message, (DtrainError, wire.CaughtUp)):
+            waiting.discard((target.job, target.node))
+    for job, node in sorted(waiting):
+        problems[job][node] = f"no answer within {timeout_s:g} s"
+    return problems
 
 
-def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[str, wire.Message | DtrainError, bytes]]) -> None:
+def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:
     try:
         link = Link.open(target)
         try:
@@ -262,8 +289,8 @@ def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[t
             message: wire.Message = wire.Done()
             while not isinstance(message, wire.CaughtUp):
                 message, payload = link.answer()
-                told.put((target.node, message, payload))
+                told.put((target, message, payload))
         finally:
             link.close()
     except DtrainError as error:
-        told.put((target.node, error, b""))
+        told.put((target, error, b""))

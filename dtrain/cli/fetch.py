@@ -24,7 +24,7 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
 
     Outputs persist per job name; files that are here already are not sent again.
     """
-    record = Store.default().find(job)
+    record, _ = api.find(Store.default(), job)
     into = to if to is not None else record.workdir / record.outputs
     out = console.person()
     with Transfer(out, "fetching") as transfer:

@@ -51,24 +51,28 @@ class _Ranks(click.ParamType[_RankSet]):
 def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank."""
     store = Store.default()
-    record = store.find(job)
+    record, problems = api.find(store, job)
     there = [worker.rank for worker in record.plan.workers]
     if ranks is not None and not any(rank in ranks for rank in there):
         raise NoSuchJob(f"job {record.job} has none of these ranks", hint=f"its ranks: {ranges(there)}")
-    problems = api.refresh(store, [record]).get(record.job, {})
     for node, problem in problems.items():
         console.person().print(f"{node} was not asked: {problem}", style="yellow", soft_wrap=True)
     out = console.result()
     lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks)
+    shown: dict[str, dict[str, int]] = {}  # by node and stream: a launcher may write on while this reads
     for worker in record.plan.workers:
-        path = store.log(record.job, worker.node, wire.rank_log(worker.rank))
+        stream = wire.rank_log(worker.rank)
+        path = store.log(record.job, worker.node, stream)
+        offsets = shown.setdefault(worker.node, {})
+        offsets[stream] = 0
         if path.is_file():
             with path.open("rb") as file:
                 while part := file.read(_READ_BYTES):
-                    lines.take(wire.rank_log(worker.rank), part)
+                    lines.take(stream, part)
+                    offsets[stream] += len(part)
     if follow:
         try:
-            Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {})
+            Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {}, offsets=shown)
         except KeyboardInterrupt:
             console.person().print(f"\njob {record.name} {record.job} goes on", soft_wrap=True)
     lines.end()

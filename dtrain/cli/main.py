@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import dtrain
-from dtrain.errors import CTRL_C, DtrainError
+from dtrain.errors import CTRL_C, STOPPED, DtrainError
 
 # name: (module, what `dtrain --help` says of it)
 _COMMANDS = {
@@ -51,7 +51,12 @@ def commands() -> None:
 
 def main() -> None:
     """Console entry point."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code in (CTRL_C, STOPPED):
+        os._exit(code)  # connections that are being made, in threads of their own, would hold the end up
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
@@ -63,7 +68,10 @@ def run(argv: list[str]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped by Ctrl-C", err=True)
         return CTRL_C
+    except SystemExit as ended:  # by a TERM
+        return ended.code if isinstance(ended.code, int) else DtrainError.exit_code
     except DtrainError as error:
         _say(error)
         return error.exit_code

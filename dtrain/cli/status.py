@@ -23,8 +23,12 @@ def command(job: str | None, json_wanted: bool) -> None:
     JOB is an id, the start of one, or a name. The nodes of jobs that are not over are asked.
     """
     store = Store.default()
-    records = store.jobs(limit=_NEWEST) if job is None else [store.find(job)]
-    problems = api.refresh(store, records)
+    if job is None:
+        records = store.jobs(limit=_NEWEST)
+        problems = api.refresh(store, records)
+    else:
+        record, problem = api.find(store, job)
+        records, problems = [record], {record.job: problem}
     views = [_view(store, record) for record in records]
     if json_wanted:
         click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(view) for view in views]}, indent=1))
@@ -32,6 +36,9 @@ def command(job: str | None, json_wanted: bool) -> None:
         print_job(console.result(), views[0], problems.get(views[0].record.job, {}))
     elif views:
         print_jobs(console.result(), views)
+        for record in records:
+            if silent := problems.get(record.job):
+                console.person().print(f"{record.job}: {', '.join(silent)} did not answer", style="yellow", soft_wrap=True)
     else:
         console.person().print("no job was launched from here yet")
 

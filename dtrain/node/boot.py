@@ -51,7 +51,11 @@ def _bundle() -> str:
         sys.exit(f"{root} is not a folder of this user")
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     unpacked = tempfile.mkdtemp(dir=os.path.dirname(folder))
-    zipfile.ZipFile(io.BytesIO(data)).extractall(unpacked)
+    try:
+        zipfile.ZipFile(io.BytesIO(data)).extractall(unpacked)
+    except OSError as error:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        raise OSError(error.errno, error.strerror, folder) from error
     try:
         os.rename(unpacked, folder)
     except OSError:  # another session was faster

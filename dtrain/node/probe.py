@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -48,14 +49,20 @@ def _ask_python(python: str) -> tuple[str, str, str]:
     path = shutil.which(os.path.expanduser(python))
     if path is None:
         return "", "", ""
-    answer = subprocess.run(
-        [path, "-c", _ASK_PYTHON], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PYTHON_TIMEOUT_S, check=False
-    )
-    if answer.returncode != 0:
-        return "", "", ""
+    asked = subprocess.Popen(
+        [path, "-c", _ASK_PYTHON],
+        cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,  # a wrapper that hangs is ended with what it started
+    )  # fmt: skip
     try:
-        _, version, torch_version = json.loads(answer.stdout)
-    except ValueError:  # it runs, and is no Python
+        said = asked.communicate(timeout=_PYTHON_TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(asked.pid, signal.SIGKILL)
+        asked.communicate()
+        raise ValueError(f"{path} did not answer within {_PYTHON_TIMEOUT_S:g} s") from None
+    try:
+        _, version, torch_version = json.loads(said.strip().rpartition("\n")[2])  # a wrapper may print before it
+    except (ValueError, TypeError):  # it does not run, or is no Python
         return "", "", ""
     return path, version, torch_version
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Optional
 
@@ -25,7 +26,7 @@ _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
 _LOOK_S = 1.0  # between two looks at whether the agent is there
-_SAY_S = 10.0  # a session that follows says that it is there when it had nothing to send for so long
+_SAY_S = 10.0  # a session says that it is there when it had nothing to send for so long
 _HEAR_S = 60  # and ends when it has heard nothing for so long: its connection was cut, and only silence tells
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -62,12 +63,13 @@ class _Session:
         self._follower: Optional[Follower] = None
         self._put_failed: Optional[wire.Failed] = None
         self._active_s = 0.0
-        self._said_s = 0.0
-        self._heard_s = 0.0
+        self._sending = threading.Lock()
+        self._said_s = self._heard_s = time.monotonic()
         self._is_alive = True
         self._look_at_s = 0.0
 
     def serve(self) -> None:
+        threading.Thread(target=self._stay_in_touch, daemon=True).start()
         while True:
             ready, _, _ = select.select([self._orders], [], [], self._wait_s())
             if ready:
@@ -81,14 +83,24 @@ class _Session:
                     self._reply(_failed(error))
                 except ValueError as error:
                     self._reply(wire.Failed("setup", str(error)))
+            elif time.monotonic() > self._heard_s + _HEAR_S:
+                return
             elif self._follower is not None:
-                if time.monotonic() > self._heard_s + _HEAR_S:
-                    return
                 self._send_streams(self._follower)
 
-    def _wait_s(self) -> Optional[float]:
+    def _stay_in_touch(self) -> None:
+        """Also while an order takes its time, such as hashing what a job has left."""
+        while True:
+            time.sleep(max(0.1, self._said_s + _SAY_S - time.monotonic()))
+            if time.monotonic() >= self._said_s + _SAY_S:
+                try:
+                    self._reply(wire.StillHere())
+                except OSError:  # the connection is gone; the main thread ends with its orders
+                    return
+
+    def _wait_s(self) -> float:
         if self._follower is None:
-            return None
+            return _SAY_S
         return _BUSY_POLL_S if time.monotonic() < self._active_s + _IDLE_AFTER_S else _IDLE_POLL_S
 
     def _send_streams(self, follower: Follower) -> None:
@@ -102,8 +114,6 @@ class _Session:
         elif self._is_alive and not alive:
             self._is_alive = False  # said once; what it wrote before it ended was sent by now
             self._reply(wire.CaughtUp(alive=False, known=True))
-        elif now_s >= self._said_s + _SAY_S:
-            self._reply(wire.StillHere())
 
     def _carry_out(self, order: wire.Message, payload: bytes) -> None:
         if isinstance(order, wire.Open):
@@ -246,12 +256,13 @@ class _Session:
         self._send(message, b"")
 
     def _send(self, message: wire.Message, payload: bytes) -> None:
-        signal.alarm(_HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
         data = memoryview(wire.frame(message, payload))
-        while data:
-            data = data[os.write(self._replies, data) :]
-        signal.alarm(0)
-        self._said_s = time.monotonic()
+        with self._sending:
+            signal.alarm(_HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
+            while data:
+                data = data[os.write(self._replies, data) :]
+            signal.alarm(0)
+            self._said_s = time.monotonic()
 
 
 def _failed(error: OSError) -> wire.Failed:

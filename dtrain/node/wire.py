@@ -1,12 +1,14 @@
 """The protocol between the launching side and the nodes, defined once: imported there, shipped here.
 
-A frame is two lengths (4 bytes each, big-endian), a message as JSON, and a payload of raw bytes. Everything that a
-job writes on a node is an append-only file in its job folder, called a stream; a session sends streams by name and
-byte offset, so following again from an offset has no gap and no repeat. Events are the lines of the stream `events`.
+A frame is a mark, two lengths and a checksum (4 bytes each, big-endian), a message as JSON, and a payload of raw bytes. What
+stands between two frames is passed over: a login shell may have left something behind that prints. Everything that a job
+writes on a node is an append-only file in its job folder, called a stream; a session sends streams by name and byte offset,
+so following again from an offset has no gap and no repeat. Events are the lines of the stream `events`.
 """
 
 from __future__ import annotations
 
+import binascii
 import json
 import struct
 import typing
@@ -19,7 +21,9 @@ METRICS = "metrics.jsonl"
 LAUNCHER_LOG = "logs/launcher.log"
 CHUNK_BYTES = 256 * 1024  # largest payload of one frame
 
-_LENGTHS = struct.Struct("!II")
+_MARK = b"\0dt\x01"
+_HEAD = struct.Struct("!III")  # length of the message, length of the payload, CRC-32 of both
+_NOISE_BYTES = 64 * 1024  # between two frames
 
 
 def rank_log(rank: int) -> str:
@@ -416,7 +420,7 @@ def _value(hint: Any, value: Any) -> Any:
 
 def frame(message: Message, payload: bytes = b"") -> bytes:
     head = to_json(message).encode()
-    return _LENGTHS.pack(len(head), len(payload)) + head + payload
+    return _MARK + _HEAD.pack(len(head), len(payload), binascii.crc32(payload, binascii.crc32(head))) + head + payload
 
 
 def read_frame(read: Callable[[int], bytes]) -> Optional[tuple[Message, bytes]]:
@@ -424,15 +428,28 @@ def read_frame(read: Callable[[int], bytes]) -> Optional[tuple[Message, bytes]]:
 
     Args:
         read: returns up to n bytes, b"" at the end.
+
+    Raises:
+        ValueError: something else was written into the frame, or too much stands before it.
     """
-    lengths = _read_exactly(read, _LENGTHS.size)
+    mark = _read_exactly(read, len(_MARK))
+    num_passed_over = 0
+    while mark is not None and mark != _MARK:
+        num_passed_over += 1
+        if num_passed_over > _NOISE_BYTES:
+            raise ValueError("no frame of dtrain's, but something else")
+        byte = _read_exactly(read, 1)
+        mark = None if byte is None else mark[1:] + byte
+    lengths = None if mark is None else _read_exactly(read, _HEAD.size)
     if lengths is None:
         return None
-    head_size, payload_size = _LENGTHS.unpack(lengths)
+    head_size, payload_size, checksum = _HEAD.unpack(lengths)
     head = _read_exactly(read, head_size)
     payload = _read_exactly(read, payload_size)
     if head is None or payload is None:
         return None
+    if binascii.crc32(payload, binascii.crc32(head)) != checksum:
+        raise ValueError("something else was written into a frame of dtrain's")
     return from_json(head), payload
 
 

@@ -17,6 +17,7 @@ STAGE0 = (
     "exec(bytes.fromhex(bytes().join(iter(lambda:os.read(0,1)or sys.exit(),bytes([10]))).decode()))"
 )
 _NOISE_BYTES = 64 * 1024  # of a shell's start-up files before the node's first word
+SHOWN_NOISE = 1000  # characters of it, the last ones
 
 
 class Channel(Protocol):
@@ -76,5 +77,5 @@ def await_magic(read: Callable[[int], bytes]) -> None:
     while not seen.endswith(MAGIC):
         byte = read(1)
         if not byte or len(seen) > _NOISE_BYTES:
-            raise NodeUnreachable(seen.decode(errors="replace").strip() or "it ended without a word")
+            raise NodeUnreachable(seen.decode(errors="replace").strip()[-SHOWN_NOISE:] or "it ended without a word")
         seen += byte

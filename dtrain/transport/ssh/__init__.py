@@ -8,9 +8,9 @@ import paramiko
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.spec.cluster import SshOptions
-from dtrain.transport import OLD_PYTHON, STAGE0, Channel, await_magic
+from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
 from dtrain.transport.ssh.config import resolve
-from dtrain.transport.ssh.connection import REPLY_S, Connection, log_in, words
+from dtrain.transport.ssh.connection import FAULTS, REPLY_S, Connection, log_in, words
 
 # The same for every node and job, so there is nothing to quote and nothing to see in `ps`. The first line of stdin names
 # the Python to try first. No single quote, backslash, ! or line end inside: bash, dash, zsh, fish and tcsh pass it on as it is.
@@ -49,7 +49,7 @@ class SshTransport:
             raise type(error)(f"{self._node}: {error.message}", hint=error.hint) from error
         try:
             return _start(connection, self._python)
-        except (OSError, EOFError, paramiko.SSHException, NodeUnreachable) as error:
+        except (*FAULTS, NodeUnreachable) as error:
             connection.close()
             hint = error.hint if isinstance(error, NodeUnreachable) else None
             raise NodeUnreachable(f"{self._node}: no Python could be started there: {words(error)}", hint=hint) from error
@@ -64,7 +64,10 @@ class _SshChannel:
         return self._channel.recv(size)
 
     def write(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        try:
+            self._channel.sendall(data)
+        except (EOFError, paramiko.SSHException) as error:
+            raise BrokenPipeError("the connection is gone") from error
 
     def stderr(self) -> str:
         text = b""
@@ -94,7 +97,7 @@ def _start(connection: Connection, python: str) -> Channel:
     try:
         await_magic(read)
     except TimeoutError as error:
-        said = seen.decode(errors="replace").strip()
+        said = seen.decode(errors="replace").strip()[-SHOWN_NOISE:]
         raise NodeUnreachable(
             f"no answer within {_HELLO_S:g} s" + (f"; it said: {said}" if said else ""),
             hint="does a start-up file of the login shell there read its input, or run something else?",

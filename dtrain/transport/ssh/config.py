@@ -48,7 +48,12 @@ def resolve(host: str, options: SshOptions) -> Route:
     if ssh is None:
         return _without_ssh(host, options)
     argv = (ssh, *_config_file(), "-G", *_arguments(options), "--", host)
-    answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    try:
+        answer = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NodeUnreachable(f"ssh -G {host} did not answer within {_TIMEOUT_S:g} s", hint="see Match exec in ~/.ssh/config") from error
     if answer.returncode != 0:
         raise NodeUnreachable(f"ssh cannot tell how to reach {host}: {answer.stderr.strip()}", hint="see: ssh -G " + host)
     said: dict[str, list[str]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+import struct
 import threading
 import time
 from contextlib import closing
@@ -19,6 +20,8 @@ from dtrain.transport.ssh.config import Route, jump_route
 from dtrain.transport.ssh.keys import KEY_TRIES, NoKey, candidates
 from dtrain.transport.ssh.known_hosts import HostKey, accept, fingerprint, host_name, known_keys, verdict
 
+# What paramiko raises, beside its own: a server that sends garbage makes its parsers fail in many ways.
+FAULTS = (OSError, EOFError, ValueError, LookupError, TypeError, struct.error, paramiko.SSHException)
 REPLY_S = 30.0  # for one step of a login
 _CONNECT_S = 10.0
 _KEEPALIVE_S = 10
@@ -71,6 +74,9 @@ def log_in(route: Route, options: SshOptions) -> Connection:
         _check_host_key(connection, route, name, known, accept_new=options.host_keys == "accept-new")
         _authenticate(connection, route, options)
         connection.set_keepalive(_KEEPALIVE_S)
+    except FAULTS as error:
+        connection.close()
+        raise NodeUnreachable(f"the login failed: {words(error)}") from error
     except BaseException:
         connection.close()
         raise
@@ -95,8 +101,10 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...]) ->
         connection = Connection(_connect(route, options), key_types)
         try:
             connection.start_client(timeout=REPLY_S)
+            if not connection.initial_kex_done:  # it returns without a word when the time is over
+                raise TimeoutError
             return connection
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except FAULTS as error:
             connection.close()
             attempt += 1
             if connection.remote_version:
@@ -119,9 +127,9 @@ def _connect(route: Route, options: SshOptions) -> socket.socket | paramiko.Chan
     at = f"{route.host} port {route.port}"
     try:
         sock = socket.create_connection((route.host, route.port), timeout=_CONNECT_S)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise NodeUnreachable(
-            f"the name {route.host} is not known: {error.strerror}", hint="write an address, or a Host alias of ~/.ssh/config"
+            f"the name {route.host} is not known: {words(error)}", hint="write an address, or a Host alias of ~/.ssh/config"
         ) from error
     except TimeoutError as error:
         raise NodeUnreachable(
@@ -153,7 +161,7 @@ def _through(jump: str, route: Route, options: SshOptions) -> paramiko.Channel:
                 raise type(error)(f"bastion {jump}: {error.message}", hint=error.hint) from error
     try:
         return bastion.open_channel("direct-tcpip", (route.host, route.port), ("127.0.0.1", 0), timeout=_CONNECT_S)
-    except (OSError, EOFError, paramiko.SSHException) as error:
+    except FAULTS as error:
         raise NodeUnreachable(
             f"the bastion {jump} does not get through to {route.host} port {route.port}: {words(error)}",
             hint=f"try from there: ssh -p {route.port} {route.host}",
@@ -239,7 +247,7 @@ def _is_accepted(connection: Connection, user: str, key: paramiko.PKey) -> bool:
         raise AccessDenied(f"it takes no keys, only {', '.join(error.allowed_types)}", hint="allow public keys there") from error
     except paramiko.AuthenticationException:
         return False
-    except (OSError, EOFError, paramiko.SSHException) as error:
+    except FAULTS as error:
         if not connection.is_active():
             return False
         raise NodeUnreachable(f"the login as {user} failed: {words(error)}") from error

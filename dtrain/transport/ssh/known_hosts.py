@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import fnmatch
 import functools
@@ -104,7 +103,7 @@ def _read(file: str, stamp: tuple[int, int]) -> tuple[HostKey, ...]:
     """Parsed once for all nodes, and again when the file has changed."""
     try:
         text = Path(file).read_text(errors="replace")
-    except FileNotFoundError:
+    except OSError:  # as to ssh: what cannot be read knows no host
         return ()
     return _parse(text, file)
 
@@ -118,7 +117,7 @@ def _parse(text: str, file: str) -> tuple[HostKey, ...]:
             continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:  # ssh passes over such a line too
+        except ValueError:  # ssh passes over such a line too
             continue
         keys.append(HostKey(fields[0], fields[1], blob, marker, f"{file}:{number}"))
     return tuple(keys)
@@ -128,7 +127,7 @@ def _is_hash_of(hashed: str, name: str) -> bool:
     parts = hashed.split("|")
     try:
         salt, wanted = base64.b64decode(parts[2]), base64.b64decode(parts[3])
-    except (IndexError, binascii.Error):
+    except (IndexError, ValueError):
         return False
     return hmac.digest(salt, name.encode(), "sha1") == wanted
 
