@@ -22,11 +22,11 @@ _POLL_S = 0.05  # while stopping
 _LOOK_S = 5.0  # between two looks at whether the job's folder is still there
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, reserved_port_fd: Optional[int]) -> int:
+def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, guard_alive, reserved_port_fd).run()
+        Agent(folder, order, listener, guard_alive).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -41,13 +41,10 @@ def as_survivors(left: list[procs.Process]) -> tuple[wire.Survivor, ...]:
 class Agent:
     """One thread, one selector: orders of sessions, words of workers, ends of children, the guard's pipe."""
 
-    def __init__(
-        self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, reserved_port_fd: Optional[int]
-    ) -> None:
+    def __init__(self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> None:
         self._folder = folder
         self._order = order
         self._listener = listener
-        self._reserved_port_fd = reserved_port_fd
         self._launcher: Optional[subprocess.Popen[bytes]] = None
         self._launcher_status: Optional[int] = None
         self._launcher_ended_s = 0.0
@@ -102,7 +99,6 @@ class Agent:
             self._connections[connection] = message
             connection.sendall(wire.frame(self._worker_order(message)))
         elif isinstance(message, wire.WorkerStarted):
-            self._release_port()
             self._event(message)
         elif isinstance(message, wire.WorkerEnded):
             self._worker_ended(message)
@@ -193,12 +189,6 @@ class Agent:
         """End torchrun's wait for its peers (an exit barrier of up to 300 s); what it would return decides nothing."""
         if self._launcher is not None and self._launcher_status is None and self._succeeded():
             os.kill(self._launcher.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is its
-
-    def _release_port(self) -> None:
-        """The launcher listens by now: a worker has started, and it starts them after its rendezvous."""
-        if self._reserved_port_fd is not None:
-            os.close(self._reserved_port_fd)
-            self._reserved_port_fd = None
 
     def _worker_order(self, worker: wire.WorkerHello) -> wire.WorkerOrder:
         env = {**self._order.worker_env, **self._order.secrets, "DTRAIN_JOB_FOLDER": self._folder.path}

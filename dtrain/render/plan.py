@@ -50,7 +50,7 @@ def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: S
 def _workers(node: NodePlan) -> str:
     if node.gpus:
         return f"GPU {ranges(node.gpus)}"
-    count = len(node.workers)
+    count = node.num_gpus
     if not count:
         return "<GPUs>"
     if node.device == "cpu":
@@ -60,14 +60,14 @@ def _workers(node: NodePlan) -> str:
 
 def _lines(plan: LaunchPlan) -> Iterator[str]:
     instances = len(plan.nodes)
-    counts = {len(node.workers) for node in plan.nodes}
+    counts = {node.num_gpus or 0 for node in plan.nodes}
     if plan.cluster_size is None:
         yield f"cluster size <cluster size> = {counted(instances, 'instance')} x <GPUs>"
     elif len(counts) == 1:
         count = counts.pop()
         yield f"cluster size {plan.cluster_size} = {counted(instances, 'instance')} x {counted(count, 'GPU')} per instance"
     else:
-        yield f"cluster size {plan.cluster_size} = {' + '.join(str(len(node.workers)) for node in plan.nodes[:_MOST_ROWS])} GPUs"
+        yield f"cluster size {plan.cluster_size} = {' + '.join(str(node.num_gpus) for node in plan.nodes[:_MOST_ROWS])} GPUs"
     if plan.pipeline is not None:
         yield from _pipeline_lines(plan.pipeline)
     if plan.batch is not None:
