@@ -54,6 +54,8 @@ class NodePlan:
     job_folder: str
     output_dir: str
     num_gpus: int | None  # or CPU workers: what counts for the cluster size; None until the node said it
+    mpirun: str
+    mpi_daemon: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ def make_plan(
                 job_folder=found.job_folder if found else "<job folder>",
                 output_dir=found.output_dir if found else "<output folder>",
                 num_gpus=choice.count,
+                mpirun=found.mpirun if found else "<mpirun>",
+                mpi_daemon=found.mpi_daemon if found else "<orted>",
             )
         )
     cluster_size = None if any(choice.count is None for choice in choices) else rank

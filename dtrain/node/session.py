@@ -124,7 +124,7 @@ class _Session:
             self._reply(self._put_failed or wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
-        elif isinstance(order, (wire.Commit, wire.Finish, wire.Stop, wire.Ping)):
+        elif isinstance(order, (wire.Commit, wire.StartDaemon, wire.Finish, wire.Stop, wire.Ping)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)

@@ -30,7 +30,7 @@ _PEER_LOST = re.compile(
 
 
 def main(argv: list[str]) -> int:
-    """Run one worker to its end, and return its exit code.
+    """Run one worker to its end, and end with its exit code.
 
     Args:
         argv: the job folder, and the launcher that started us.
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
             )
         )
     )
-    return code
+    os._exit(code)  # Python's own end lets go of our signal handlers, and mpirun never ends once TERM has killed a worker.py
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,12 @@ class Place:
     environ: dict[str, str]
 
 
-_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_NUMBERS = {  # torchrun's name of each: Open MPI's
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
 
 
 def place_of(launcher: str, environ: Mapping[str, str]) -> Place:
@@ -93,6 +98,8 @@ def place_of(launcher: str, environ: Mapping[str, str]) -> Place:
     if launcher == "none":
         unnumbered = {name: value for name, value in kept.items() if name not in _NUMBERS}
         return Place(int(environ["NODE_RANK"]), 0, unnumbered)
+    if launcher == "mpirun":
+        kept.update({name: environ[theirs] for name, theirs in _NUMBERS.items()})
     return Place(int(kept["RANK"]), int(kept["LOCAL_RANK"]), kept)
 
 

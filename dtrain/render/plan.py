@@ -38,7 +38,10 @@ def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: S
     """What each node runs, in a form that a shell would take."""
     for command in commands:
         console.print(Text.assemble("\n", (command.node, "bold")))
-        console.out(shlex.join(command.argv))
+        if command.argv:
+            console.out(shlex.join(command.argv))
+        else:
+            console.print(Text("mpirun's daemon, started by dtrain's agent", "dim"))
         console.print(Text("each worker:", "dim"))
         for name, value in sorted(command.worker_env.items()):
             console.out(f"  {name}={shlex.quote(value)}")

@@ -17,7 +17,7 @@ from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
 
-Launcher: TypeAlias = Literal["torchrun", "none"]  # none: the job starts its own workers
+Launcher: TypeAlias = Literal["torchrun", "mpirun", "none"]  # none: the job starts its own workers
 
 RUN_KEYS = ("script", "module", "command", "trainer")
 

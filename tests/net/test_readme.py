@@ -75,7 +75,7 @@ def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
         "bastion": "24 = 3 instances x 8",
         "mixed-gpus": "16 = 8 + 4 + 4 GPUs",
     }
-    jobs = {"digits", "pipeline", "hybrid", "own-launcher"}
+    jobs = {"digits", "pipeline", "hybrid", "mpirun", "own-launcher"}
     assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, *jobs}
     for name, size in wanted.items():
         result = workspace.dtrain("launch", "cluster-examples/digits.yaml", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")

@@ -233,7 +233,7 @@ WRONG = [
     (S + "name: ..", "2:1", "cannot be a folder's name", "'job'"),
     (S + "name: ''", "2:1", "cannot be a folder's name", "'job'"),
     (S + f"name: {'x' * 101}", "2:1", "cannot be a folder's name", "at most 100"),
-    (S + "launcher: slurm", "2:1", "launcher must be 'torchrun' or 'none', not 'slurm'", ""),
+    (S + "launcher: slurm", "2:1", "launcher must be 'torchrun', 'mpirun' or 'none', not 'slurm'", ""),
     (
         "trainer: {model: digits_cnn, data: digits, epochs: 1}\nlauncher: none",
         "2:1",
