@@ -127,6 +127,21 @@ def test_ctrl_c_ends_all(workspace: Workspace) -> None:
     assert workspace.status("c")["state"] == "STOPPED"
 
 
+def test_a_killed_worker_py_is_the_cause_and_nobody_waits_for_mpirun(workspace: Workspace) -> None:
+    """mpirun, told to abort nobody, waits for ever once a signal has ended one of its processes."""
+    workspace.write("wait.py", WAIT)
+    launch = workspace.start("launch", workspace.job("launcher: mpirun\nscript: wait.py\nenv: {GO: never}\ngrace: 90\n"))
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    pid = next(
+        pid for pid, command in workspace.leftovers().items() if re.search(r" worker \S+/node1 mpirun $", command) and ":" not in command
+    )
+    os.kill(pid, signal.SIGKILL)
+    result = workspace.wait(launch, timeout_s=40)
+    assert result.code == 137, result.err
+    assert "rank 1 on node1 failed with SIGKILL" in result.err
+    assert workspace.leftovers() == {}
+
+
 def test_a_job_goes_on_without_the_launching_side(workspace: Workspace) -> None:
     """That passes daemons on, and is needed no more once they are there."""
     workspace.write("wait.py", WAIT)
