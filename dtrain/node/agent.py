@@ -138,8 +138,8 @@ class Agent:
         connection.close()
         worker = self._connections.pop(connection)
         if worker is not None and worker.rank not in self._ended:  # worker.py was killed before it could report
-            procs.reap(self._on_exit)
-            if self._launcher_status is not None:  # and it was, by its death signal, because its launcher was
+            if self._launcher is not None and (self._launcher_status is not None or procs.is_ending(self._launcher.pid)):
+                # and it was, by its death signal, because its launcher was
                 self._stop("launcher-failed", self._order.grace_s)
             self._worker_ended(
                 wire.WorkerEnded(time.time(), worker.rank, worker.local_rank, 128 + signal.SIGKILL, signal.SIGKILL, "", bool(self._cause))
