@@ -184,7 +184,7 @@ class JobState:
         match event:
             case wire.AgentStarted():
                 return replace(self._with_node(node, event.at, state=State.STARTING), started_at=self.started_at or event.at)
-            case wire.LauncherStarted() | wire.NodeStopping():
+            case wire.LauncherStarted() | wire.DaemonWanted() | wire.NodeStopping():
                 return self._with_node(node, event.at)
             case wire.WorkerStarted():
                 return self._with_rank(node, event.at, event.rank, state=State.RUNNING, pid=event.pid)

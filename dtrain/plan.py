@@ -43,7 +43,7 @@ class NodePlan:
 
     name: str
     node_rank: int
-    workers: tuple[Worker, ...]
+    workers: tuple[Worker, ...]  # under launcher: none the one command, numbered as its node
     device: str  # cpu | cuda | <device>
     gpus: tuple[int, ...]  # indices, one per worker; empty on CPUs
     cores_per_worker: int | None
@@ -53,6 +53,9 @@ class NodePlan:
     bundle: str
     job_folder: str
     output_dir: str
+    num_gpus: int | None  # or CPU workers: what counts for the cluster size; None until the node said it
+    mpirun: str
+    mpi_daemon: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ def make_plan(
         meeting = rendezvous.addresses[instance.name] if rendezvous else None
         count = choice.count or 0
         workers = tuple(Worker(instance.name, rank + local_rank, local_rank) for local_rank in range(count))
+        if spec.launcher == "none":
+            workers = (Worker(instance.name, node_rank, 0),)
         rank += count
         sharing = num_cpu_workers_here if instance.host is None else count
         nodes.append(
@@ -123,6 +128,9 @@ def make_plan(
                 bundle=found.bundle if found else "<bundle>",
                 job_folder=found.job_folder if found else "<job folder>",
                 output_dir=found.output_dir if found else "<output folder>",
+                num_gpus=choice.count,
+                mpirun=found.mpirun if found else "<mpirun>",
+                mpi_daemon=found.mpi_daemon if found else "<orted>",
             )
         )
     cluster_size = None if any(choice.count is None for choice in choices) else rank

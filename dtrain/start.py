@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Protocol, TypeVar
 
-from dtrain import preflight
+from dtrain import launchers, preflight
 from dtrain.errors import CTRL_C, DtrainError, PreflightFailed
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
@@ -69,6 +69,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     links = _connect(targets)
     try:
         facts = _probe(spec, links)
+        launchers.check(spec.launcher, facts)
         if len(links) > 1:
             progress.step("proving the rendezvous")
         plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
@@ -117,7 +118,7 @@ def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts
 
     def ask(node: str, link: Link) -> wire.NodeFacts:
         python = python_of(instances[node])
-        reply = link.ask(wire.Probe(python))
+        reply = link.ask(wire.Probe(python, mpi=spec.launcher == "mpirun"))
         assert isinstance(reply, wire.NodeFacts)
         _check_python(node, python, reply)
         return reply
@@ -186,6 +187,7 @@ def _prepare(
             outputs=spec.outputs,
             grace_s=plan.grace_s,
             lease_s=plan.lease_s,
+            mpi=command.mpi,
         )
     )
 

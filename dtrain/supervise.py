@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.intake import Intake, Silent, Watcher
-from dtrain.jobstate import Event, JobState, NodeLost, State, StopAsked
+from dtrain.jobstate import Event, JobState, NodeLost, StopAsked
+from dtrain.launchers.mpirun import hosts
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -69,6 +70,7 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._followers: dict[str, _Follower] = {}
         self._ended: set[str] = set()
+        self._asked_for_daemon: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
         self._abandoned = False
 
@@ -150,7 +152,9 @@ class Supervisor:
         match event:
             case wire.NodeStopping(cause=cause) if cause not in ("failure", "stop", "ctrl-c"):
                 self._tell_all(wire.Stop("failure", self._plan.grace_s), but=node)
-            case wire.WorkerEnded(exit_code=0) if all(each.state is State.SUCCEEDED for node in self.state.nodes for each in node.ranks):
+            case wire.DaemonWanted(host=host, argv=argv):
+                self._pass_on(host, wire.StartDaemon(argv))
+            case wire.WorkerEnded() if all(each.state.is_final for node in self.state.nodes for each in node.ranks):
                 self._tell_all(wire.Finish())
             case wire.NodeEnded(outcome=outcome):
                 self._leave(node)
@@ -159,6 +163,13 @@ class Supervisor:
             case NodeLost(node=lost):
                 self._leave(lost)
                 self._tell_all(wire.Stop("failure", self._plan.grace_s))
+
+    def _pass_on(self, host: str, order: wire.StartDaemon) -> None:
+        """What mpirun on the first node wants of another one, which checks it. Each node gets one such order."""
+        wanted = [node.name for node, name in zip(self._plan.nodes, hosts(self._plan), strict=True) if name == host]
+        for node in set(wanted) - self._ended - self._asked_for_daemon:
+            self._asked_for_daemon.add(node)
+            self._followers[node].tell(order)
 
     def _leave(self, node: str) -> None:
         self._ended.add(node)
@@ -181,17 +192,17 @@ class _Follower(threading.Thread):
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
-        self._last_stop: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+        self._standing: dict[type[wire.Message], wire.Message] = {}  # said again after a reconnect: it may not have arrived
 
     def tell(self, order: wire.Message) -> None:
-        if isinstance(order, wire.Stop):
-            self._last_stop = order
+        if isinstance(order, (wire.Stop, wire.StartDaemon)):
+            self._standing[type(order)] = order
         link = self._link
         if link is not None:
             try:
                 link.tell(order)
             except NodeUnreachable:
-                return  # the receiving thread notices and reconnects; a Stop is said again then
+                return  # the receiving thread notices and reconnects
 
     def handled(self) -> None:
         self._ahead.release()
@@ -219,8 +230,8 @@ class _Follower(threading.Thread):
                     self._link = Link.open(self._target)
                 link = self._link
                 link.tell(wire.Follow(self._offsets, once=False))
-                if self._last_stop is not None:
-                    link.tell(self._last_stop)
+                for order in tuple(self._standing.values()):
+                    link.tell(order)
                 if lost is not None:
                     self._inbox.put(_Connection(self._target.node, None))
                 lost, wait_s = None, _RETRY_FIRST_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
+from dtrain.node.wire import MpiNode
 from dtrain.plan import LaunchPlan, NodePlan
 from dtrain.spec import Command, JobSpec, Module, Script
 from dtrain.trainers.config import TrainerConfig
@@ -13,10 +14,11 @@ from dtrain.trainers.config import TrainerConfig
 @dataclass(frozen=True, slots=True)
 class NodeCommand:
     node: str
-    argv: tuple[str, ...]  # the launcher's
+    argv: tuple[str, ...]  # the launcher's; none where mpirun has its daemon started there
     env: dict[str, str]  # on top of the node's own
     worker_argv: tuple[str, ...]
     worker_env: dict[str, str]  # on top of what the launcher sets; secrets are added in the agent's memory
+    mpi: MpiNode | None = None  # under mpirun
 
 
 def worker_argv(spec: JobSpec, node: NodePlan) -> tuple[str, ...]:

@@ -40,4 +40,5 @@ def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
         node.bundle,
         "worker",
         node.job_folder,
+        "torchrun",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -11,7 +12,7 @@ import time
 import traceback
 from typing import Optional
 
-from dtrain.node import procs, wire
+from dtrain.node import mpi, procs, wire
 from dtrain.node.folder import JobFolder, peer_uid
 
 ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself
@@ -22,11 +23,11 @@ _POLL_S = 0.05  # while stopping
 _LOOK_S = 5.0  # between two looks at whether the job's folder is still there
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, reserved_port_fd: Optional[int]) -> int:
+def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, guard_alive, reserved_port_fd).run()
+        Agent(folder, order, listener, guard_alive).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -41,22 +42,24 @@ def as_survivors(left: list[procs.Process]) -> tuple[wire.Survivor, ...]:
 class Agent:
     """One thread, one selector: orders of sessions, words of workers, ends of children, the guard's pipe."""
 
-    def __init__(
-        self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, reserved_port_fd: Optional[int]
-    ) -> None:
+    def __init__(self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> None:
         self._folder = folder
         self._order = order
         self._listener = listener
-        self._reserved_port_fd = reserved_port_fd
         self._launcher: Optional[subprocess.Popen[bytes]] = None
         self._launcher_status: Optional[int] = None
         self._launcher_ended_s = 0.0
+        self._launcher_until_s = float("inf")  # it has nothing left to wait for after this
+        self._daemons_wanted: set[str] = set()  # hosts
         self._connections: dict[socket.socket, Optional[wire.WorkerHello]] = {}  # None: a session
+        self._heard_of: set[int] = set()  # ranks
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._cause = ""  # why the node is stopping; "" while it is not
         self._sweeping = False
         self._kill_at_s = float("inf")
+        self._is_committed = False
         self._armed_until_s = time.monotonic() + ARMED_S
+        self._workers_until_s = float("inf")  # all have to be there by then
         self._heard_s = time.monotonic()  # the launching side's last word
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
@@ -99,17 +102,24 @@ class Agent:
             return
         message = received[0]
         if isinstance(message, wire.WorkerHello):
+            if self._cause:
+                self._hang_up(connection)  # it came after our TERM, and ends by itself
+                return
             self._connections[connection] = message
-            connection.sendall(wire.frame(self._worker_order(message)))
+            self._heard_of.add(message.rank)
+            self._answer(connection, self._worker_order(message))
         elif isinstance(message, wire.WorkerStarted):
-            self._release_port()
             self._event(message)
+        elif isinstance(message, wire.DaemonWanted):
+            self._answer(connection, self._daemon_wanted(message))
+        elif isinstance(message, wire.StartDaemon):
+            self._start_daemon(message)
         elif isinstance(message, wire.WorkerEnded):
             self._worker_ended(message)
         elif isinstance(message, wire.Commit):
             self._heard_s = time.monotonic()
-            self._start()
-            connection.sendall(wire.frame(wire.Done()))
+            self._commit()
+            self._answer(connection, wire.Done())
         elif isinstance(message, wire.Ping):
             self._heard_s = time.monotonic()
         elif isinstance(message, wire.Finish):
@@ -119,13 +129,17 @@ class Agent:
         else:
             raise ValueError(f"the agent takes no {type(message).__name__}")
 
+    def _answer(self, connection: socket.socket, message: wire.Message) -> None:
+        with contextlib.suppress(OSError):  # it was killed: the end of its connection says so next
+            connection.sendall(wire.frame(message))
+
     def _hang_up(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         connection.close()
         worker = self._connections.pop(connection)
         if worker is not None and worker.rank not in self._ended:  # worker.py was killed before it could report
-            procs.reap(self._on_exit)
-            if self._launcher_status is not None:  # and it was, by its death signal, because its launcher was
+            if self._launcher is not None and (self._launcher_status is not None or procs.is_ending(self._launcher.pid)):
+                # and it was, by its death signal, because its launcher was
                 self._stop("launcher-failed", self._order.grace_s)
             self._worker_ended(
                 wire.WorkerEnded(time.time(), worker.rank, worker.local_rank, 128 + signal.SIGKILL, signal.SIGKILL, "", bool(self._cause))
@@ -173,32 +187,71 @@ class Agent:
                 procs.terminate(self._below_launcher())
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
 
-    def _start(self) -> None:
-        if self._launcher is not None or self._cause:
+    def _commit(self) -> None:
+        if self._is_committed or self._cause:
             return  # told twice, or too late
+        self._is_committed = True
+        if self._order.mpi is not None:
+            self._workers_until_s = time.monotonic() + self._order.mpi.start_timeout_s
+        if self._order.launcher_argv:
+            self._start(self._order.launcher_argv)
+
+    def _start(self, argv: tuple[str, ...]) -> None:
+        environ = os.environ if self._order.mpi is None else mpi.environment(os.environ, self._folder)
         with open(self._folder.stream(wire.LAUNCHER_LOG), "ab") as log:
-            self._launcher = subprocess.Popen(
-                self._order.launcher_argv,
-                cwd=self._folder.path,  # not the user's tree: a torch/ folder there would be imported instead of torch
-                env={**os.environ, **self._order.launcher_env, "DTRAIN_JOB_FOLDER": self._folder.path},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # own group: a stop signals the workers' groups and leaves the launcher to see it
-                preexec_fn=procs.die_with_parent,
-            )
+            try:
+                self._launcher = subprocess.Popen(
+                    argv,
+                    cwd=self._folder.path,  # not the user's tree: a torch/ folder there would be imported instead of torch
+                    env={**environ, **self._order.launcher_env, "DTRAIN_JOB_FOLDER": self._folder.path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # own group: a stop signals the workers' groups and leaves the launcher to see it
+                    preexec_fn=procs.die_with_parent,
+                )
+            except OSError as error:
+                self._launcher_failed(f"cannot start {argv[0]}: {error.strerror}")
+                return
         self._event(wire.LauncherStarted(time.time(), self._launcher.pid))
 
-    def _finish(self) -> None:
-        """End torchrun's wait for its peers (an exit barrier of up to 300 s); what it would return decides nothing."""
-        if self._launcher is not None and self._launcher_status is None and self._succeeded():
-            os.kill(self._launcher.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is its
+    def _daemon_wanted(self, event: wire.DaemonWanted) -> wire.Message:
+        """mpirun asks for a daemon; whoever follows this node's events passes that on."""
+        node = self._order.mpi
+        if node is None or node.node_rank != 0 or self._cause:
+            return wire.Failed("setup", "no mpirun is at work here")
+        if event.host in self._daemons_wanted:
+            return wire.Failed("setup", "it was asked for before")
+        self._daemons_wanted.add(event.host)
+        self._event(event)
+        return wire.Done()
 
-    def _release_port(self) -> None:
-        """The launcher listens by now: a worker has started, and it starts them after its rendezvous."""
-        if self._reserved_port_fd is not None:
-            os.close(self._reserved_port_fd)
-            self._reserved_port_fd = None
+    def _start_daemon(self, order: wire.StartDaemon) -> None:
+        node = self._order.mpi
+        if self._launcher is not None or self._cause or node is None or not self._is_committed:
+            return  # told twice, or too late
+        try:
+            self._start(mpi.daemon_argv(node, order.argv))
+        except ValueError as error:
+            self._launcher_failed(str(error))
+
+    def _launcher_failed(self, why: str) -> None:
+        self._complain(why)
+        self._stop("launcher-failed", self._order.grace_s)
+
+    def _complain(self, text: str) -> None:
+        with open(self._folder.stream(wire.LAUNCHER_LOG), "a") as log:
+            log.write(f"dtrain: {text}\n")
+
+    def _finish(self) -> None:
+        """End torchrun's wait for its peers (an exit barrier of up to 300 s); what it would return decides nothing.
+
+        mpirun and its daemons end by themselves, unless a worker.py was killed.
+        """
+        if self._order.mpi is not None:
+            self._launcher_until_s = time.monotonic() + mpi.LINGER_S
+        elif self._succeeded():
+            self._launcher_until_s = 0.0
 
     def _worker_order(self, worker: wire.WorkerHello) -> wire.WorkerOrder:
         env = {**self._order.worker_env, **self._order.secrets, "DTRAIN_JOB_FOLDER": self._folder.path}
@@ -221,20 +274,38 @@ class Agent:
     def _wait_s(self) -> float:
         if self._cause or self._launcher_status is not None:
             return _POLL_S
-        if self._launcher is None:
-            return max(0.0, self._armed_until_s - time.monotonic())
-        lease_s = self._order.lease_s
-        return _LOOK_S if lease_s is None else max(0.0, min(_LOOK_S, self._heard_s + lease_s - time.monotonic()))
+        now_s = time.monotonic()
+        if not self._is_committed:
+            return max(0.0, self._armed_until_s - now_s)
+        lease_until_s = self._heard_s + (float("inf") if self._order.lease_s is None else self._order.lease_s)
+        return max(0.0, min(now_s + _LOOK_S, lease_until_s, self._workers_until_s, self._launcher_until_s) - now_s)
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
         if not self._cause and not os.path.exists(self._folder.stream("lock")):
             self._stop("folder-gone", self._order.grace_s)
-        if self._launcher is None and now_s >= self._armed_until_s:
+        if not self._is_committed and now_s >= self._armed_until_s:
             self._stop("never-committed", 0.0)
         lease_s = self._order.lease_s
-        if self._launcher is not None and lease_s is not None and now_s >= self._heard_s + lease_s:
+        if self._is_committed and lease_s is not None and now_s >= self._heard_s + lease_s:
             self._stop("lease-over", self._order.grace_s)
+        if now_s >= self._workers_until_s:
+            self._workers_until_s = float("inf")
+            self._workers_missing()
+        if now_s >= self._launcher_until_s:
+            self._launcher_until_s = float("inf")
+            if self._launcher is not None and self._launcher_status is None:
+                os.kill(self._launcher.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is its
+
+    def _workers_missing(self) -> None:
+        """mpirun waits for a daemon, its daemon for mpirun, or we for the order to start one: each would do so for ever."""
+        if self._cause or self._order.mpi is None or len(self._heard_of) == self._order.num_workers:
+            return
+        waited = "for mpirun" if self._launcher is not None else "to be told to start mpirun's daemon"
+        self._complain(
+            f"waited {self._order.mpi.start_timeout_s:g} s {waited}; {len(self._heard_of)} of {self._order.num_workers} workers started"
+        )
+        self._stop("start-timeout", self._order.grace_s)
 
     def _is_over(self) -> bool:
         if self._launcher_status is not None and not self._cause and not self._sweeping:
@@ -247,7 +318,15 @@ class Agent:
                 self._stop("launcher-failed", self._order.grace_s)
         if not self._cause and not self._sweeping:
             return False
-        return time.monotonic() >= self._kill_at_s or not self._below_launcher()
+        return time.monotonic() >= self._kill_at_s or (not self._below_launcher() and not self._is_launcher_needed())
+
+    def _is_launcher_needed(self) -> bool:
+        """Without one of its daemons mpirun kills the workers of all other nodes, whatever grace they still have.
+
+        Not while workers start: mpirun waits for ever for one that our TERM met before it could report, and none has run yet.
+        """
+        is_up = self._order.mpi is not None and len(self._heard_of) == self._order.num_workers
+        return is_up and self._launcher is not None and self._launcher_status is None
 
     def _sweep(self) -> None:
         """All went well: end what the workers left behind."""
@@ -266,7 +345,7 @@ class Agent:
         outcome = (
             "succeeded" if self._succeeded() else "stopped" if self._cause in ("stop", "ctrl-c", "failure", "lease-over") else "failed"
         )
-        detail = _tail(self._folder.stream(wire.LAUNCHER_LOG)) if self._cause == "launcher-failed" else ""
+        detail = _tail(self._folder.stream(wire.LAUNCHER_LOG)) if self._cause in ("launcher-failed", "start-timeout") else ""
         self._event(wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, as_survivors(survivors)))
 
     def _drain(self) -> bool:

@@ -10,6 +10,7 @@ import sys
 _ENTRIES = {
     "guard": "dtrain.node.guard",
     "worker": "dtrain.node.worker",
+    "relay": "dtrain.node.mpi",
     "trainer": "dtrain.trainers.main",
     "allreduce": "dtrain.bench.allreduce",
 }

@@ -16,10 +16,9 @@ def main(argv: list[str]) -> int:
     """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
 
     Args:
-        argv: the job folder, and the file descriptor of a reserved port or "-".
+        argv: the job folder.
     """
     folder = JobFolder(argv[0])
-    reserved_port_fd = None if argv[1] == "-" else int(argv[1])
     received = wire.read_frame(lambda size: os.read(0, size))
     if received is None:
         return 1  # the session ended before it said what to do
@@ -35,11 +34,9 @@ def main(argv: list[str]) -> int:
     agent_pid = os.fork()
     if agent_pid == 0:
         os.close(held_by_guard)
-        os._exit(agent.main(folder, order, listener, guard_alive, reserved_port_fd))
+        os._exit(agent.main(folder, order, listener, guard_alive))
     os.close(guard_alive)
     listener.close()
-    if reserved_port_fd is not None:
-        os.close(reserved_port_fd)
     _leave_session()
     status = _wait_for(agent_pid)
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)

@@ -8,11 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
+from typing import Optional
 
 from dtrain.node.addresses import addresses
 from dtrain.node.wire import Gpu, NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
+_MPIRUN_TIMEOUT_S = 10.0
 _NVIDIA_SMI_TIMEOUT_S = 30.0
 
 # Runs under the workers' interpreter. torch says its version in a file of its own; importing it would take seconds.
@@ -30,6 +32,7 @@ print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], torch]))
 
 def facts(order: Probe, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
     python, python_version, torch_version = _ask_python(order.python)
+    mpirun = shutil.which("mpirun") if order.mpi else None
     return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
@@ -41,6 +44,9 @@ def facts(order: Probe, *, bundle: str, job_folder: str, output_dir: str) -> Nod
         bundle=bundle,
         job_folder=job_folder,
         output_dir=output_dir,
+        mpirun=mpirun or "",
+        mpi_daemon=_mpi_daemon(mpirun),
+        mpi_version=_mpi_version(mpirun),
     )
 
 
@@ -65,6 +71,27 @@ def _ask_python(python: str) -> tuple[str, str, str]:
     except (ValueError, TypeError):  # it does not run, or is no Python
         return "", "", ""
     return path, version, torch_version
+
+
+def _mpi_daemon(mpirun: Optional[str]) -> str:
+    """Open MPI's daemon, next to its mpirun; "" where it is missing."""
+    return shutil.which("orted", path=os.path.dirname(mpirun)) or "" if mpirun else ""
+
+
+def _mpi_version(mpirun: Optional[str]) -> str:
+    """First line of what mpirun says of itself."""
+    if mpirun is None:
+        return ""
+    answer = subprocess.run(
+        [mpirun, "--version"],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_MPIRUN_TIMEOUT_S,
+        check=False,
+    )
+    return answer.stdout.partition("\n")[0].strip()
 
 
 def _gpus() -> tuple[Gpu, ...]:

@@ -12,6 +12,7 @@ from typing import Callable, Optional
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # linux/sched.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,6 +55,16 @@ def look(pid: int) -> Optional[Process]:
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
     return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the main thread of a process has begun to end, which is before the children of that thread get their death signal."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return True
+    return bool(int(text[text.rindex(b")") + 2 :].split()[6]) & _PF_EXITING)
 
 
 def descendants(root: int) -> list[Process]:

@@ -134,7 +134,7 @@ class _Session:
             self._reply(self._put_failed or wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
-        elif isinstance(order, (wire.Commit, wire.Finish, wire.Stop, wire.Ping)):
+        elif isinstance(order, (wire.Commit, wire.StartDaemon, wire.Finish, wire.Stop, wire.Ping)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)
@@ -197,14 +197,14 @@ class _Session:
         elif not os.path.isdir(order.workdir):
             self._reply(wire.Failed("setup", f"the working directory {order.workdir} is not there", "sync: true sends it to the nodes"))
             return
-        port = "-" if self._held_port is None else str(self._held_port.fileno())
         with open(self._folder.stream("logs/agent.log"), "ab") as log:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path, port],
+                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path],
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                # guard and agent keep the port as long as they live; who listens there binds next to it (network.py)
                 pass_fds=() if self._held_port is None else (self._held_port.fileno(),),
                 start_new_session=True,  # out of the connection's session: its end does not reach the job
             )

@@ -58,6 +58,7 @@ class Probe(Message):
     """Asks for NodeFacts."""
 
     python: str  # a path or a name on PATH
+    mpi: bool  # ask for mpirun too
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,21 @@ class FilesSent(Message):
 
 
 @dataclass(frozen=True)
+class MpiNode(Message):
+    """A node's place under mpirun, which runs on the first node and wants a daemon on each of the others."""
+
+    daemon: str  # path on this node
+    node_rank: int
+    num_nodes: int
+    first_address: str  # where mpirun is to be reached
+    start_timeout_s: float  # from Commit to the last worker's first word
+
+
+@dataclass(frozen=True)
 class Prepare(Message):
     """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Commit."""
 
-    launcher_argv: tuple[str, ...]
+    launcher_argv: tuple[str, ...]  # empty: the launcher is a daemon of mpirun, which StartDaemon brings
     launcher_env: dict[str, str]
     worker_argv: tuple[str, ...]
     worker_env: dict[str, str]
@@ -149,11 +161,19 @@ class Prepare(Message):
     outputs: str  # folder in the tree that persists per job name
     grace_s: float  # from TERM to KILL
     lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
+    mpi: Optional[MpiNode]  # None under other launchers
 
 
 @dataclass(frozen=True)
 class Commit(Message):
     """Start what was prepared."""
+
+
+@dataclass(frozen=True)
+class StartDaemon(Message):
+    """mpirun on the first node wants this daemon here. A second one is not started."""
+
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,7 @@ class StillHere(Message):
 
 @dataclass(frozen=True)
 class Finish(Message):
-    """Every worker of the whole job has ended well: the launcher has nothing left to wait for."""
+    """Every worker of the whole job has ended: the launcher has nothing left to wait for."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +254,9 @@ class NodeFacts(Message):
     bundle: str  # folder of dtrain's own code there
     job_folder: str
     output_dir: str  # what persists per job name
+    mpirun: str  # path, "" where there is none or nobody asked; so are the next two
+    mpi_daemon: str
+    mpi_version: str  # first line of what mpirun says of itself
 
 
 @dataclass(frozen=True)
@@ -335,6 +358,15 @@ class LauncherStarted(Message):
 
 
 @dataclass(frozen=True)
+class DaemonWanted(Message):
+    """mpirun wants its daemon on another node; whoever follows passes it on as StartDaemon."""
+
+    at: float
+    host: str  # as mpirun knows the node
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WorkerStarted(Message):
     at: float
     rank: int
@@ -356,7 +388,7 @@ class WorkerEnded(Message):
 @dataclass(frozen=True)
 class NodeStopping(Message):
     at: float
-    cause: str  # worker-failed | launcher-failed | ctrl-c | stop | failure | lease-over | guard-killed | folder-gone
+    cause: str  # worker-failed | launcher-failed | start-timeout | ctrl-c | stop | failure | lease-over | guard-killed | folder-gone
 
 
 @dataclass(frozen=True)
@@ -374,12 +406,12 @@ class NodeEnded(Message):
 
     at: float
     outcome: str  # succeeded | failed | stopped
-    reason: str  # "" | worker-failed | launcher-failed | agent-killed | guard-killed | never-committed | lease-over
+    reason: str  # "" | worker-failed | launcher-failed | start-timeout | agent-killed | guard-killed | never-committed | lease-over
     detail: str  # the launcher's last lines where it failed by itself
     survivors: tuple[Survivor, ...]
 
 
-Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, NodeStopping, NodeEnded]
+Event = Union[AgentStarted, LauncherStarted, DaemonWanted, WorkerStarted, WorkerEnded, NodeStopping, NodeEnded]
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------
@@ -413,8 +445,10 @@ def _value(hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         return tuple(_value(item, part) for part in value)
-    if is_dataclass(hint):
-        return _build(hint, value)  # type: ignore[arg-type]
+    if isinstance(value, dict):  # a message, or an optional one; a mapping of texts stays what it is
+        for cls in (hint, *typing.get_args(hint)):
+            if is_dataclass(cls):
+                return _build(cls, value)  # type: ignore[arg-type]
     return value
 
 

@@ -10,7 +10,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import procs, wire
@@ -27,16 +30,17 @@ _PEER_LOST = re.compile(
 
 
 def main(argv: list[str]) -> int:
-    """Run one worker to its end and return its exit code.
+    """Run one worker to its end, and end with its exit code.
 
     Args:
-        argv: the job folder.
+        argv: the job folder, and the launcher that started us.
     """
     procs.die_with_parent()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)  # the user's process is in our group and gets it too; we stay to report
     folder = JobFolder(argv[0])
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    place = place_of(argv[1], os.environ)
+    rank, local_rank = place.rank, place.local_rank
     agent = folder.connect()
     agent.sendall(wire.frame(wire.WorkerHello(rank, local_rank)))
     received = wire.read_frame(agent.recv)
@@ -47,7 +51,7 @@ def main(argv: list[str]) -> int:
 
     log_path = folder.stream(wire.rank_log(rank))
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    user = _start(order, log)
+    user = _start(order, place.environ, log)
     if user is not None:
         agent.sendall(wire.frame(wire.WorkerStarted(time.time(), rank, local_rank, user.pid)))
         code = _wait(user)
@@ -68,10 +72,38 @@ def main(argv: list[str]) -> int:
             )
         )
     )
-    return code
+    os._exit(code)  # Python's own end lets go of our signal handlers, and mpirun never ends once TERM has killed a worker.py
 
 
-def _start(order: wire.WorkerOrder, log: int) -> Optional[subprocess.Popen[bytes]]:
+@dataclass(frozen=True)
+class Place:
+    """A worker's numbers, and what its process sees of the environment in which the launcher started us."""
+
+    rank: int
+    local_rank: int
+    environ: dict[str, str]
+
+
+_NUMBERS = {  # torchrun's name of each: Open MPI's
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
+
+def place_of(launcher: str, environ: Mapping[str, str]) -> Place:
+    """What a launcher said of a worker's place, in torchrun's words; under `none` a node's command has no such place."""
+    kept = {**environ, "PATH": os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))}
+    if launcher == "none":
+        unnumbered = {name: value for name, value in kept.items() if name not in _NUMBERS}
+        return Place(int(environ["NODE_RANK"]), 0, unnumbered)
+    if launcher == "mpirun":
+        kept.update({name: environ[theirs] for name, theirs in _NUMBERS.items()})
+    return Place(int(kept["RANK"]), int(kept["LOCAL_RANK"]), kept)
+
+
+def _start(order: wire.WorkerOrder, environ: Mapping[str, str], log: int) -> Optional[subprocess.Popen[bytes]]:
     def in_child() -> None:
         procs.die_with_parent()
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -81,7 +113,7 @@ def _start(order: wire.WorkerOrder, log: int) -> Optional[subprocess.Popen[bytes
         return subprocess.Popen(
             order.argv,
             cwd=order.cwd,
-            env={**os.environ, **order.env},
+            env={**environ, **order.env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

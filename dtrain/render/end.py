@@ -15,6 +15,7 @@ from dtrain.render.console import duration, harmless
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
 _REASONS = {
     "launcher-failed": "its launcher ended before the workers did",
+    "start-timeout": "its workers did not start in time",
     "agent-killed": "dtrain's agent on it was killed",
     "guard-killed": "dtrain's guard on it was killed",
     "node-lost": "dtrain's agent and guard on it are gone",

@@ -38,7 +38,10 @@ def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: S
     """What each node runs, in a form that a shell would take."""
     for command in commands:
         console.print(Text.assemble("\n", (command.node, "bold")))
-        console.out(shlex.join(command.argv))
+        if command.argv:
+            console.out(shlex.join(command.argv))
+        else:
+            console.print(Text("mpirun's daemon, started by dtrain's agent", "dim"))
         console.print(Text("each worker:", "dim"))
         for name, value in sorted(command.worker_env.items()):
             console.out(f"  {name}={shlex.quote(value)}")
@@ -50,7 +53,7 @@ def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: S
 def _workers(node: NodePlan) -> str:
     if node.gpus:
         return f"GPU {ranges(node.gpus)}"
-    count = len(node.workers)
+    count = node.num_gpus
     if not count:
         return "<GPUs>"
     if node.device == "cpu":
@@ -60,14 +63,14 @@ def _workers(node: NodePlan) -> str:
 
 def _lines(plan: LaunchPlan) -> Iterator[str]:
     instances = len(plan.nodes)
-    counts = {len(node.workers) for node in plan.nodes}
+    counts = {node.num_gpus or 0 for node in plan.nodes}
     if plan.cluster_size is None:
         yield f"cluster size <cluster size> = {counted(instances, 'instance')} x <GPUs>"
     elif len(counts) == 1:
         count = counts.pop()
         yield f"cluster size {plan.cluster_size} = {counted(instances, 'instance')} x {counted(count, 'GPU')} per instance"
     else:
-        yield f"cluster size {plan.cluster_size} = {' + '.join(str(len(node.workers)) for node in plan.nodes[:_MOST_ROWS])} GPUs"
+        yield f"cluster size {plan.cluster_size} = {' + '.join(str(node.num_gpus) for node in plan.nodes[:_MOST_ROWS])} GPUs"
     if plan.pipeline is not None:
         yield from _pipeline_lines(plan.pipeline)
     if plan.batch is not None:

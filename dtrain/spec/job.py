@@ -17,6 +17,8 @@ from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
 
+Launcher: TypeAlias = Literal["torchrun", "mpirun", "none"]  # none: the job starts its own workers
+
 RUN_KEYS = ("script", "module", "command", "trainer")
 
 _MAX_GRACE_S = 86400  # a day: longer waits overflow somewhere, and nobody means them
@@ -49,7 +51,7 @@ class JobSpec:
     path: Path  # of the job file; absolute
     name: str  # safe as a folder's name
     cluster: ClusterSpec
-    launcher: Literal["torchrun"]
+    launcher: Launcher
     workdir: Path  # absolute; on the nodes where sync is false
     sync: bool
     outputs: str  # relative to workdir
@@ -68,7 +70,7 @@ class JobFile:
 
     name: str | None = None
     cluster: str | ClusterFile | None = None
-    launcher: Literal["torchrun"] = "torchrun"
+    launcher: Launcher = "torchrun"
     workdir: str = "."
     sync: bool = True
     outputs: str = "out"
@@ -111,6 +113,8 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     ]
     if not 0 <= file.grace <= _MAX_GRACE_S:
         mistakes.append(Mistake(("grace",), f"grace must be from 0 to {_MAX_GRACE_S} seconds, not {file.grace:g}", "30 is usual"))
+    if isinstance(run, TrainerConfig) and file.launcher == "none":
+        mistakes.append(Mistake(("launcher",), "launcher: none starts no workers, and a trainer needs them", "use torchrun or mpirun"))
     if run is None:
         return None, mistakes
     outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())

@@ -75,7 +75,8 @@ def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
         "bastion": "24 = 3 instances x 8",
         "mixed-gpus": "16 = 8 + 4 + 4 GPUs",
     }
-    assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, "digits", "pipeline", "hybrid"}
+    jobs = {"digits", "pipeline", "hybrid", "mpirun", "own-launcher"}
+    assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, *jobs}
     for name, size in wanted.items():
         result = workspace.dtrain("launch", "cluster-examples/digits.yaml", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
         assert (result.code, size in result.out) == (0, True), result.out + result.err

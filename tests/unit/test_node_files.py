@@ -17,7 +17,18 @@ from dtrain.sync import scan_workdir, tree_hash
 
 def test_a_message_survives_its_way() -> None:
     order = wire.Prepare(
-        ("a b", ""), {"K": "v\n"}, ("ünï",), {}, {"S": "x"}, 2, (wire.TreeEntry("p", 0o644, 1, "d"),), None, "out", 1.5, None
+        ("a b", ""),
+        {"K": "v\n"},
+        ("ünï",),
+        {},
+        {"S": "x"},
+        2,
+        (wire.TreeEntry("p", 0o644, 1, "d"),),
+        None,
+        "out",
+        1.5,
+        None,
+        wire.MpiNode("/orted", 1, 2, "10.0.0.1", 60.0),
     )
     sent = bytearray(wire.frame(order, b"payload") + wire.frame(wire.Done()))
 

@@ -38,6 +38,9 @@ def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8) -> dict[str, NodeFac
             "/b",
             "/j",
             "/o",
+            "/usr/bin/mpirun",
+            "/usr/bin/orted",
+            "mpirun (Open MPI) 4.1.4",
         )
         for instance in spec.cluster.instances
     }

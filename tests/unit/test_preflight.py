@@ -36,7 +36,9 @@ def _cluster(folder: Path, text: str) -> ClusterSpec:
 
 
 def _facts(addresses: Mapping[str, tuple[Address, ...]]) -> dict[str, NodeFacts]:
-    return {node: NodeFacts(node, 8, (), "/python3", "3.11.2", "2.13.0", some, "/b", "/j", "/o") for node, some in addresses.items()}
+    return {
+        node: NodeFacts(node, 8, (), "/python3", "3.11.2", "2.13.0", some, "/b", "/j", "/o", "", "", "") for node, some in addresses.items()
+    }
 
 
 def _tries(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> tuple[Try, ...]:

@@ -168,7 +168,7 @@ def test_a_label_that_torch_would_ignore_is_an_error() -> None:
         (replace(CONFIG, model="digit_cnn"), "error: model: there is no built-in 'digit_cnn'\nhint: did you mean 'digits_cnn'?\n"),
         (
             replace(CONFIG, model="digits_cnn", data="digits", batch=BatchConfig(global_=33)),
-            "error: batch: global batch 33 = replicas 2 x per-replica 16.5; nearest: 32, 34\n",
+            "error: batch: no whole number: global batch 33 = replicas 2 x per-replica 16.5; nearest: 32, 34\n",
         ),
         (replace(CONFIG, model="time:time", data="digits"), "error: model: time:time returned a float\nhint: return a torch.nn.Module\n"),
         (replace(CONFIG, data="time:time"), "error: model: 'task_of_test:model' names a module that does not exist: task_of_test\n"),
