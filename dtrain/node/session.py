@@ -6,6 +6,7 @@ agent, which is detached, goes on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -42,10 +43,13 @@ def main(argv: list[str]) -> int:
     for fd in (0, 1):  # what a child process prints must not get between the frames
         os.dup2(null, fd)
     os.close(null)
+    session = _Session(orders, replies)
     try:
-        _Session(orders, replies).serve()
+        session.serve()
     except BrokenPipeError:
         return 0  # the connection is gone
+    finally:
+        session.close()
     return 0
 
 
@@ -57,6 +61,7 @@ class _Session:
         self._folder: JobFolder
         self._output_dir = ""
         self._blobs: tree.Blobs
+        self._at_end = contextlib.ExitStack()
         self._held_port: Optional[socket.socket] = None
         self._listener: Optional[network.Listener] = None
         self._agent: Optional[socket.socket] = None
@@ -87,6 +92,9 @@ class _Session:
                 return
             elif self._follower is not None:
                 self._send_streams(self._follower)
+
+    def close(self) -> None:
+        self._at_end.close()
 
     def _stay_in_touch(self) -> None:
         """Also while an order takes its time, such as hashing what a job has left."""
@@ -153,6 +161,7 @@ class _Session:
         self._folder = node_dir.job(order.job, order.node)
         self._output_dir = node_dir.outputs(order.name, order.node)
         self._blobs = tree.Blobs(node_dir.blobs)
+        self._at_end.callback(self._blobs.close)
         self._reply(wire.Done())
 
     def _listen(self, order: wire.Listen) -> None:

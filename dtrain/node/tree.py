@@ -70,9 +70,7 @@ class Blobs:
         try:
             _write_all(fd, part)
         except OSError:
-            self._incoming = None
-            os.close(fd)
-            os.unlink(path)
+            self.close()
             raise
         if last:
             self._incoming = None
@@ -83,6 +81,14 @@ class Blobs:
             os.makedirs(os.path.dirname(self._path(digest)), mode=0o700, exist_ok=True)
             os.replace(path, self._path(digest))
         return True
+
+    def close(self) -> None:
+        """Forget what was received of a content that never came to its end."""
+        if self._incoming is not None:
+            path, fd = self._incoming
+            self._incoming = None
+            os.close(fd)
+            os.unlink(path)
 
     def make_tree(self, entries: Sequence[TreeEntry], root: str) -> None:
         """Lay out the entries below `root`, which must not exist. Files are copies: a job may change its own."""

@@ -150,6 +150,37 @@ def test_hosts_that_cannot_be_reached_are_named_and_nothing_starts(lan: Lan, wor
     assert not lan.nodes[0].path(f"{DIR}/jobs").exists() or not list(lan.nodes[0].path(f"{DIR}/jobs").iterdir())
 
 
+def test_ctrl_c_does_not_wait_for_a_node_that_does_not_answer(lan: Lan, workspace: Workspace) -> None:
+    lan.hide(lan.nodes[2])
+    workspace.write("train.py", "print('started')\n")
+    launch = workspace.start("launch", workspace.write("job.yaml", "script: train.py\ncluster: lan.yaml\n"))
+    workspace.until(lambda: lan.nodes[0].processes(), "the session on the first node")
+    launch.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    result = workspace.wait(launch)
+    assert result.code == 130 and "Traceback" not in result.err, result.err
+    assert time.monotonic() - began < 5  # the node would hold it up for 10
+    workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
+
+
+def test_a_node_without_room_for_dtrain_itself(lan: Lan, workspace: Workspace) -> None:
+    full = lan.nodes[1]
+    nsenter = ("nsenter", "--mount", "--target", str(full.init))
+    full.path("/var/tmp/full").mkdir()
+    subprocess.run((*nsenter, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/var/tmp/full"), check=True)
+    try:
+        workspace.write("train.py", "print('started')\n")
+        workspace.write("full.yaml", lan.cluster(dir="/var/tmp/full/dtrain"))
+        result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\ncluster: full.yaml\n"))
+        assert result.code == 73, result.err
+        assert "n2: No space left on device" in result.err and "hint: make room there" in result.err
+        assert not list(full.path("/var/tmp/full/dtrain/bundles").iterdir())
+    finally:
+        subprocess.run((*nsenter, "umount", "/var/tmp/full"), check=True)
+        for node in lan.nodes:
+            shutil.rmtree(node.path("/var/tmp/full"))
+
+
 def test_a_firewall_between_the_nodes_is_found_before_anything_starts(lan: Lan, workspace: Workspace) -> None:
     workspace.write("train.py", "print('started')\n")
     for node in lan.nodes:

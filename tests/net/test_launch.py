@@ -389,3 +389,22 @@ def test_a_log_of_the_launch_may_lie_in_the_working_directory(workspace: Workspa
     assert b"[0] hello" in (workspace.workdir / "log").read_bytes()
     wrong = workspace.dtrain("logs", "--ranks", "3-4")
     assert (wrong.code, wrong.out) == (66, "") and "hint: its ranks: 0\n" in wrong.err
+
+
+def test_a_start_that_was_killed_is_over_and_gives_its_name_back(workspace: Workspace) -> None:
+    """Its nodes never had the job, so only the end of its launcher says that it will not run."""
+    workspace.write("hello.py", "print('hello')\n")
+    with (workspace.workdir / "large").open("wb") as large:
+        large.truncate(400 << 20)
+    job = workspace.job("name: named\nscript: hello.py\n")
+    launch = workspace.start("launch", job)
+    jobs = workspace.root / "state/dtrain/jobs"
+    workspace.until(lambda: list(jobs.glob("*/plan.json")), "the job to be planned")
+    launch.kill()
+    launch.wait()
+    (workspace.workdir / "large").unlink()
+    assert workspace.dtrain("launch", job).code == 0
+    assert workspace.status("named")["state"] == "SUCCEEDED"
+    states = [each["state"] for each in json.loads(workspace.dtrain("status", "--json").out)["jobs"]]
+    assert states == ["SUCCEEDED", "FAILED"]
+    assert not list(workspace.nodes.glob("blobs/incoming-*"))

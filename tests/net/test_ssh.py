@@ -112,6 +112,14 @@ def test_a_noisy_start_up_file_changes_nothing(workspace: Workspace, sshd: Sshd,
     assert "[0] started" in result.err
 
 
+def test_a_start_up_file_that_prints_later(workspace: Workspace, sshd: Sshd) -> None:
+    """What it left behind prints into the session; no line of the job is lost or changed by it."""
+    (sshd.home / ".bashrc").write_text("(for i in 1 2 3 4 5 6 7 8; do sleep 0.3; echo news $i; done) &\n")
+    result = launch(workspace, "import time\nfor i in range(30): print('line', i, flush=True); time.sleep(0.05)\n")
+    assert result.code == 0, result.err
+    assert [line for line in result.err.splitlines() if line.startswith("[0] ")] == [f"[0] line {i}" for i in range(30)]
+
+
 COUNT = """
 import os, time
 number = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -156,3 +158,46 @@ def test_a_login_that_runs_no_command(sshd: Sshd, home: Path, start_up_file: str
     with pytest.raises(NodeUnreachable, match=said) as refused:
         _open()
     assert refused.value.message.startswith("box: ") and refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"SSH-2.0-x\r\n" + b"\0\0\1\0" + b"\x14" * 300, b"SSH-2.0-x\r\n" + bytes(range(256)) * 8, b"HTTP/1.1 400 Bad Request\r\n\r\n"],
+    ids=["wrong key exchange", "binary", "web server"],
+)
+def test_a_server_that_talks_garbage_is_told_as_a_message(home: Path, garbage: bytes) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(16)
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:  # the test is over
+                    return
+                client.sendall(garbage)
+                client.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(NodeUnreachable, match="box: ") as refused:
+            SshTransport("box", "127.0.0.1", SshOptions(port=server.getsockname()[1]), sys.executable).open()
+        assert refused.value.hint
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_name_that_no_name_server_takes(home: Path, host: str) -> None:
+    with pytest.raises(NodeUnreachable, match=f"box: the name {re.escape(host)} is not known"):
+        SshTransport("box", host, SshOptions(), sys.executable).open()
+
+
+def test_known_hosts_with_anything_in_it(sshd: Sshd, home: Path) -> None:
+    known = home / ".ssh/known_hosts"
+    good = known.read_bytes()
+    known.write_bytes("box ssh-ed25519 käy\n|1|ä|ö ssh-ed25519 AAAA\n\xff\n".encode() + b"\xff\xfe\n" + good)
+    _open().close()
+    known.unlink()
+    known.mkdir()
+    with pytest.raises(AccessDenied, match="box: its host key is not known"):
+        _open()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,31 @@ from dtrain.node.folder import JobFolder
 from dtrain.node.follow import Follower
 from dtrain.node.worker import is_peer_lost, last_traceback
 from dtrain.sync import scan_workdir, tree_hash
+
+
+def _reader(data: bytes) -> Callable[[int], bytes]:
+    file = io.BytesIO(data)
+    return lambda size: file.read(min(size, 3))
+
+
+def test_what_a_login_shell_left_behind_prints_between_frames() -> None:
+    """It is passed over; within a frame it is noticed, and too much of it is no session."""
+    first, second = wire.frame(wire.Done(), b"x" * 100), wire.frame(wire.Commit())
+    read = _reader(b"You have mail\0d\n" + first + b"news\0dt" + second)
+    assert wire.read_frame(read) == (wire.Done(), b"x" * 100)
+    assert wire.read_frame(read) == (wire.Commit(), b"")
+    assert wire.read_frame(read) is None
+    with pytest.raises(ValueError, match="something else was written into a frame"):
+        wire.read_frame(_reader(first[:60] + b"news" + first[60:]))
+    with pytest.raises(ValueError, match="no frame of dtrain's"):
+        wire.read_frame(_reader(b"y\n" * 100_000 + first))
+
+
+def test_a_content_that_does_not_end_leaves_nothing(tmp_path: Path) -> None:
+    blobs = tree.Blobs(str(tmp_path / "blobs"))
+    assert blobs.put("0" * 64, b"the start", last=False)
+    blobs.close()
+    assert list((tmp_path / "blobs").iterdir()) == []
 
 
 def test_a_message_survives_its_way() -> None:

@@ -59,6 +59,7 @@ class _SshChannel:
     def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
         self._connection = connection
         self._channel = channel
+        self._complaint = b""
 
     def read(self, size: int) -> bytes:
         return self._channel.recv(size)
@@ -70,10 +71,9 @@ class _SshChannel:
             raise BrokenPipeError("the connection is gone") from error
 
     def stderr(self) -> str:
-        text = b""
-        while self._channel.recv_stderr_ready() and len(text) < _STDERR_BYTES:
-            text += self._channel.recv_stderr(_STDERR_BYTES)
-        return text.decode(errors="replace").strip()
+        while self._channel.recv_stderr_ready() and len(self._complaint) < _STDERR_BYTES:
+            self._complaint += self._channel.recv_stderr(_STDERR_BYTES)
+        return self._complaint.decode(errors="replace").strip()
 
     def close(self) -> None:
         self._connection.close()
