@@ -262,6 +262,22 @@ def test_digits_across_three_machines(lan: Lan, workspace: Workspace) -> None:
 
 
 @pytest.mark.root
+def test_a_pipeline_across_three_machines(lan: Lan, workspace: Workspace) -> None:
+    """One stage on each, started by mpirun."""
+    text = (EXAMPLES / "pipeline.yaml").read_text()
+    for old, new in (
+        ("stages: 4", "stages: 3"),
+        ("iterations: 60", "iterations: 20"),
+        ("cluster: local.yaml", "launcher: mpirun\ncluster: lan.yaml"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    result = workspace.dtrain("launch", workspace.write("job.yaml", text))
+    assert result.code == 0, result.err
+    losses = [float(loss) for loss in re.findall(r"iteration \d+/20 .*loss ([0-9.]+)", result.err)]
+    assert losses and losses[-1] < 5, result.err
+
+
 def test_a_dying_rank_gives_its_code_and_stops_the_other_machines(lan: Lan, workspace: Workspace) -> None:
     workspace.write(
         "die.py",

@@ -109,7 +109,8 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...]) ->
             attempt += 1
             if connection.remote_version:
                 raise NodeUnreachable(f"no ssh connection: {words(error)}", hint=f"its server: {connection.remote_version}") from error
-            if time.monotonic() - began > _CONNECT_S / 2:
+            hung_up = isinstance(error, (EOFError, ConnectionError)) or "banner" in str(error)  # before it said anything
+            if not hung_up or time.monotonic() - began > _CONNECT_S / 2:
                 raise NodeUnreachable(
                     f"{route.host} port {route.port} takes a connection, and no ssh server speaks there", hint="is it the right port?"
                 ) from error
