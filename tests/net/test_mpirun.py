@@ -278,6 +278,7 @@ def test_a_pipeline_across_three_machines(lan: Lan, workspace: Workspace) -> Non
     assert losses and losses[-1] < 5, result.err
 
 
+@pytest.mark.root
 def test_a_dying_rank_gives_its_code_and_stops_the_other_machines(lan: Lan, workspace: Workspace) -> None:
     workspace.write(
         "die.py",
