@@ -78,6 +78,7 @@ def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
     """Start a job, show it until it ends, and return its exit code."""
     store = Store.default()
     out = console.person()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell lets its background commands ignore it
     signal.signal(signal.SIGTERM, _terminated)
     with view:
         job = api.launch(spec, store=store, progress=view, lease_s=lease_s)
