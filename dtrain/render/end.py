@@ -14,7 +14,7 @@ from dtrain.render.console import duration, harmless
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
 _REASONS = {
-    "launcher-failed": "its launcher ended before the workers did",
+    "launcher-failed": "torchrun or mpirun on it ended before the workers did",
     "start-timeout": "its workers did not start in time",
     "agent-killed": "dtrain's agent on it was killed",
     "guard-killed": "dtrain's guard on it was killed",
@@ -27,7 +27,7 @@ _REASONS = {
 
 def print_end(console: Console, name: str, job: str, state: JobState, evaluation: Mapping[str, float], log_folder: Path) -> None:
     """The result, or the one root cause with its traceback and where to read on."""
-    for key, value in evaluation.items():
+    for key, value in evaluation.items() if state.state is State.SUCCEEDED else ():
         console.print(Text(f"{key} {value:.1%}" if "accuracy" in key else f"{key} {value:.4g}", "bold"))
     failure = state.first_failure
     if state.state in (State.FAILED, State.LOST) and failure is not None and state.start_failed is None:
@@ -50,7 +50,8 @@ def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None
     told = failure.traceback or failure.detail or _last_lines(log)
     if told:
         console.print(Text("\n".join("  " + line for line in told.rstrip().splitlines())), soft_wrap=True)
-    console.print(Text(f"log: {log}", "dim"), soft_wrap=True)
+    if log.is_file():  # a launcher that was killed has written nothing
+        console.print(Text(f"log: {log}", "dim"), soft_wrap=True)
 
 
 def describe(failure: Failure) -> str:

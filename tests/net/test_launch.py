@@ -334,7 +334,7 @@ def test_a_killed_torchrun_is_not_blamed_on_a_worker(workspace: Workspace) -> No
     )
     result = workspace.wait(launch, timeout_s=40)
     assert result.code == 78, result.err
-    assert "node1 failed: its launcher ended before the workers did" in result.err
+    assert "node1 failed: torchrun or mpirun on it ended before the workers did" in result.err
     ranks = [rank for node in workspace.status("hit")["nodes"] for rank in node["ranks"]]
     assert [rank["state"] for rank in ranks].count("RUNNING") == 0
 
