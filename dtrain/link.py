@@ -122,14 +122,13 @@ class Link:
 
 # A session ends when it hears nothing for a while; one thread speaks for all links, whatever their users are busy with.
 _open_links: set[Link] = set()
-_SAY_S = 10.0
 
 
 @functools.cache
 def _speaker() -> threading.Thread:
     def speak() -> None:
         while True:
-            time.sleep(_SAY_S)
+            time.sleep(wire.SAY_S)
             for link in tuple(_open_links):
                 link.say_that_we_are_here()
 

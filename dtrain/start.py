@@ -199,17 +199,16 @@ def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link
             link.tell(wire.Stop("failure", 0.0))
         except DtrainError:
             continue  # an agent that hears no COMMIT ends by itself
-    code = DtrainError.exit_code
+    code, text = DtrainError.exit_code, str(error) or type(error).__name__
     match error:
         case DtrainError():
             code = error.exit_code
         case KeyboardInterrupt():
-            code = CTRL_C
+            code, text = CTRL_C, "Ctrl-C came first"
         case SystemExit(code=int(asked)):
-            code = asked
+            code, text = asked, "a TERM to its launcher came first"
         case _:
             pass
-    text = str(error) or type(error).__name__
     Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text))
 
 

@@ -15,6 +15,23 @@ from typing import Any
 
 TIMEOUT_S = 120.0
 
+# A worker that says where it is, once all have met: host name, sum of all ranks, then these variables.
+PLACE = """
+import json, os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
+print(json.dumps([socket.gethostname(), total.item(), *(os.environ.get(name) for name in names)]))
+dist.destroy_process_group()
+"""
+
+# Texts that a shell, YAML or a careless split would change.
+HOSTILE = [
+    "", " ", "a b", "'", '"', "'\"'\"'", "$HOME", "$(touch x)", "`id`", "new\nline", "\r\n", "\\", "\\\\n", "*", "ünï 🚀", "--flag=1",
+    "-- x", "64(x2)", "!!", "!$;", "; touch x", "&& false #", "#no", "%s%n", "~root", "\x1b[31m", "{a,b}",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

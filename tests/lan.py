@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.ssh import SSHD, Host, await_listening, make_key, server_files, write_user_files
 
 SSH_PORT = 22
+DIR = "/var/tmp/dtrain-0"  # what `dir: auto` is on a node
 _ROOT = Path(__file__).resolve().parents[1]
 _OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # a node's own, and empty
 _HOME = "/run/root"
@@ -118,7 +119,7 @@ class Node:
 
     def files(self) -> set[str]:
         """What somebody left on the node outside of dtrain's own folder."""
-        ours = {"/run/sshd", "/run/etc", "/run/mount", _HOME, "/var/tmp/dtrain-0", "/tmp/torchinductor_root"}  # the last is torch's own
+        ours = {"/run/sshd", "/run/etc", "/run/mount", _HOME, DIR, "/tmp/torchinductor_root"}  # the last is torch's own
         kept = {path for prefix in (_ROOT, sys.prefix, sys.base_prefix) for path in map(str, [Path(prefix), *Path(prefix).parents])}
         found = {f"{folder}/{name}" for folder in (*_OWN, _HOME) for name in os.listdir(self.path(folder))}
         return found - ours - kept
@@ -127,7 +128,7 @@ class Node:
         """End everything on it and make its folders empty, as at the start."""
         for pid in self.processes():
             _run("nsenter", "--pid", "--mount", "--target", str(self.init), "kill", "-9", str(pid), check=False)
-        for name in {"/var/tmp/dtrain-0", *self.files()}:
+        for name in {DIR, *self.files()}:
             path = self.path(name)
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -211,14 +212,6 @@ class Lan:
         finally:
             _run("ip", "link", "set", node.link, "up")
 
-    def shape(self, node: Node, rate: str) -> None:
-        """The node's cable carries so much each way, such as 100mbit."""
-        tbf = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
-        _run("tc", "qdisc", "replace", "dev", node.link, *tbf)
-        node.run("tc", "qdisc", "replace", "dev", "eth0", *tbf)
-        self._undo.append(lambda: _run("tc", "qdisc", "del", "dev", node.link, "root"))
-        self._undo.append(lambda: node.run("tc", "qdisc", "del", "dev", "eth0", "root"))
-
     def firewall(self, node: Node) -> None:
         """The node drops whatever others begin but ssh."""
         self._undo.append(lambda: node.run("iptables", "-F", "INPUT"))
@@ -258,7 +251,7 @@ def why_not() -> str | None:
     """Why this machine cannot play nodes; None where it can."""
     if os.geteuid() != 0:
         return "needs root"
-    missing = [tool for tool in ("ip", "tc", "iptables", "unshare", "nsenter", "setpriv", "ssh-keygen") if not shutil.which(tool)]
+    missing = [tool for tool in ("ip", "iptables", "unshare", "nsenter", "setpriv", "ssh-keygen") if not shutil.which(tool)]
     if missing or SSHD is None:
         return f"not installed: {', '.join(missing or ['sshd'])}"
     done = subprocess.run(("unshare", "--net", "--pid", "--fork", "--mount-proc", "true"), capture_output=True, text=True)

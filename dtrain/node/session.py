@@ -27,8 +27,6 @@ _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
 _LOOK_S = 1.0  # between two looks at whether the agent is there
-_SAY_S = 10.0  # a session says that it is there when it had nothing to send for so long
-_HEAR_S = 60  # and ends when it has heard nothing for so long: its connection was cut, and only silence tells
 _BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -88,7 +86,7 @@ class _Session:
                     self._reply(_failed(error))
                 except ValueError as error:
                     self._reply(wire.Failed("setup", str(error)))
-            elif time.monotonic() > self._heard_s + _HEAR_S:
+            elif time.monotonic() > self._heard_s + wire.HEAR_S:
                 return
             elif self._follower is not None:
                 self._send_streams(self._follower)
@@ -99,8 +97,8 @@ class _Session:
     def _stay_in_touch(self) -> None:
         """Also while an order takes its time, such as hashing what a job has left."""
         while True:
-            time.sleep(max(0.1, self._said_s + _SAY_S - time.monotonic()))
-            if time.monotonic() >= self._said_s + _SAY_S:
+            time.sleep(max(0.1, self._said_s + wire.SAY_S - time.monotonic()))
+            if time.monotonic() >= self._said_s + wire.SAY_S:
                 try:
                     self._reply(wire.StillHere())
                 except OSError:  # the connection is gone; the main thread ends with its orders
@@ -108,7 +106,7 @@ class _Session:
 
     def _wait_s(self) -> float:
         if self._follower is None:
-            return _SAY_S
+            return wire.SAY_S
         return _BUSY_POLL_S if time.monotonic() < self._active_s + _IDLE_AFTER_S else _IDLE_POLL_S
 
     def _send_streams(self, follower: Follower) -> None:
@@ -267,7 +265,7 @@ class _Session:
     def _send(self, message: wire.Message, payload: bytes) -> None:
         data = memoryview(wire.frame(message, payload))
         with self._sending:
-            signal.alarm(_HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
+            signal.alarm(wire.HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
             while data:
                 data = data[os.write(self._replies, data) :]
             signal.alarm(0)

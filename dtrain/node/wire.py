@@ -19,6 +19,8 @@ MAGIC = b"\0DTRAIN1\0\n"  # what a node says first; whatever its shell printed b
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LAUNCHER_LOG = "logs/launcher.log"
+SAY_S = 10.0  # each end of a connection says that it is there at least so often
+HEAR_S = 60  # and takes it for cut when it has heard nothing for so long
 CHUNK_BYTES = 256 * 1024  # largest payload of one frame
 
 _MARK = b"\0dt\x01"

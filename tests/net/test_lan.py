@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Result, Workspace
-from tests.lan import Lan, Node
+from tests.cluster import HOSTILE, PLACE, Result, Workspace
+from tests.lan import DIR, Lan, Node
 
 pytestmark = [pytest.mark.net, pytest.mark.root]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cluster-examples"
-DIR = "/var/tmp/dtrain-0"  # what `dir: auto` is on a node
 GO = f"{DIR}/go"
 WAIT = f"""
 import os, time
@@ -89,17 +88,6 @@ def test_digits_train_on_three_machines(lan: Lan, workspace: Workspace) -> None:
     assert [(node["node"], [rank["rank"] for rank in node["ranks"]]) for node in status["nodes"]] == [("n1", [0]), ("n2", [1]), ("n3", [2])]
     for rank, node in enumerate(lan.nodes):
         assert f"rank{rank}.log" in os.listdir(node.path(f"{DIR}/jobs/{status['job']}/{node.name}/logs"))
-
-
-PLACE = """
-import json, os, socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank())])
-dist.all_reduce(total)
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
-print(json.dumps([socket.gethostname(), total.item(), *(os.environ.get(name) for name in names)]))
-dist.destroy_process_group()
-"""
 
 
 def test_every_rank_knows_its_place_on_its_machine(lan: Lan, workspace: Workspace) -> None:
@@ -232,34 +220,6 @@ def test_a_cut_cable_costs_no_line(lan: Lan, workspace: Workspace) -> None:
         assert written == [f"line {i} of rank {rank}" for i in range(1, len(written) + 1)]
         assert workspace.dtrain("logs", "--ranks", str(rank)).out.splitlines() == [f"[{rank}] {line}" for line in written]
         assert [line for line in result.err.splitlines() if line.startswith(f"[{rank}] line")] == [f"[{rank}] {line}" for line in written]
-
-
-HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "'",
-    '"',
-    "'\"'\"'",
-    "$HOME",
-    "$(touch /tmp/x)",
-    "`id`",
-    "new\nline",
-    "\r\n",
-    "\\",
-    "\\\\n",
-    "*",
-    "ünï 🚀",
-    "--flag=1",
-    "!!",
-    "!$;",
-    "; touch /tmp/x",
-    "&& false #",
-    "%s%n",
-    "~root",
-    "\x1b[31m",
-    "{a,b}",
-]
 
 
 def test_values_arrive_byte_for_byte_past_noisy_shells(lan: Lan, workspace: Workspace) -> None:

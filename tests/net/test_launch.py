@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Workspace
+from tests.cluster import HOSTILE, Workspace
 
 pytestmark = pytest.mark.net
 
@@ -58,27 +58,6 @@ def test_ranks_form_one_process_group(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("script: sum.py\n", gpus=2))
     assert result.code == 0, result.err
     assert [f"[{rank}] sum 6.0" in result.err for rank in range(4)] == [True] * 4
-
-
-HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "'",
-    '"',
-    "$HOME",
-    "$(touch x)",
-    "`id`",
-    "new\nline",
-    "\\",
-    "*",
-    "ünï 🚀",
-    "--flag=1",
-    "-- x",
-    "64(x2)",
-    "!!",
-    "#no",
-]
 
 
 def test_arguments_and_values_arrive_byte_for_byte(workspace: Workspace) -> None:

@@ -21,23 +21,12 @@ from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, make_plan
 from dtrain.spec import load_job
-from tests.cluster import Workspace
-from tests.lan import Lan, Node
+from tests.cluster import PLACE, Workspace
+from tests.lan import DIR, Lan, Node
 
 pytestmark = [pytest.mark.net, pytest.mark.skipif(shutil.which("mpirun") is None, reason="not installed: mpirun")]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cluster-examples"
-DIR = "/var/tmp/dtrain-0"  # what `dir: auto` is on a node
-
-PLACE = """
-import json, os, socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank())])
-dist.all_reduce(total)
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR".split()
-print(json.dumps([socket.gethostname(), total.item(), *(os.environ.get(name) for name in names)]))
-dist.destroy_process_group()
-"""
 
 WAIT = """
 import os, time
@@ -222,10 +211,10 @@ def test_unequal_nodes_without_a_way_to_log_in_to_each_other(lan: Lan, workspace
     assert result.code == 0, result.err
     seen = {int(line[1]): json.loads(line[4:]) for line in workspace.dtrain("logs").out.splitlines() if line[4:6] == '["'}
     assert seen == {
-        0: ["n1", 6.0, "0", "4", "0", "1", "0", n1.address],
-        1: ["n2", 6.0, "1", "4", "0", "2", "1", n1.address],
-        2: ["n2", 6.0, "2", "4", "1", "2", "1", n1.address],
-        3: ["n3", 6.0, "3", "4", "0", "1", "2", n1.address],
+        0: ["n1", 6.0, "0", "4", "0", "1", "0", n1.address, "eth0", "=eth0"],
+        1: ["n2", 6.0, "1", "4", "0", "2", "1", n1.address, "eth0", "=eth0"],
+        2: ["n2", 6.0, "2", "4", "1", "2", "1", n1.address, "eth0", "=eth0"],
+        3: ["n3", 6.0, "3", "4", "0", "1", "2", n1.address, "eth0", "=eth0"],
     }
 
 

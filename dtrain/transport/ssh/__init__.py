@@ -7,6 +7,7 @@ import time
 import paramiko
 
 from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
 from dtrain.transport.ssh.config import resolve
@@ -23,7 +24,6 @@ COMMAND = (
 )
 
 _HELLO_S = 30.0  # from the command to the magic: a slow start-up file, a slow shared home
-_SILENCE_S = 60.0  # a node that owes us something says something more often than this
 _STDERR_BYTES = 64 * 1024
 
 
@@ -105,7 +105,7 @@ def _start(connection: Connection, python: str) -> Channel:
     except NodeUnreachable as error:
         raise NodeUnreachable(error.message, hint=_hint(error.message)) from error
     channel.set_combine_stderr(False)
-    channel.settimeout(_SILENCE_S)
+    channel.settimeout(HEAR_S)
     return _SshChannel(connection, channel)
 
 

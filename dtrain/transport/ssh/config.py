@@ -33,9 +33,6 @@ class Route:
     host_key_name: str | None  # the name in known_hosts, if it is not the host's own
     proxy_jump: str | None  # the bastion, as [user@]host[:port]
 
-    def __str__(self) -> str:
-        return f"{self.user}@{self.host} port {self.port}"
-
 
 @functools.lru_cache(maxsize=8192)
 def resolve(host: str, options: SshOptions) -> Route:
