@@ -49,11 +49,11 @@ class Intake:
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
         self.state = JobState.of(plan, store.events(job))
 
-    def take(self, node: str, message: wire.Message, data: bytes) -> list[Event]:
-        """Take what a node sent. Returns the events that were in it."""
+    def take(self, node: str, message: wire.Message, data: bytes) -> None:
+        """Take what a node sent."""
         match message:
             case wire.StreamBytes(wire.EVENTS):
-                return self._take_events(node, message, data)
+                self._take_events(node, message, data)
             case wire.StreamBytes(wire.METRICS):
                 metrics = [(offset, len(text), _metric(text)) for offset, text in self._lines(node, message, data)]
                 self._store.append_metrics(self._job, node, metrics)
@@ -63,10 +63,9 @@ class Intake:
                 self._store.write_log(self._job, node, stream, offset, data)
                 self._watcher.printed(node, stream, data)
             case wire.CaughtUp(alive=False):
-                return self._take_silence(node)
+                self._take_silence(node)
             case _:
                 pass
-        return []
 
     def take_own(self, event: Event) -> None:
         """An event of the launching side."""
@@ -74,7 +73,7 @@ class Intake:
         self._store.append_own(self._job, event, self.state)
         self._watcher.changed(self.state, LAUNCHING_SIDE, event)
 
-    def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> list[Event]:
+    def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> None:
         lines = [(offset, text, event) for offset, text in self._lines(node, where, data) if (event := _event(text)) is not None]
         states = []
         for _, _, event in lines:
@@ -83,18 +82,14 @@ class Intake:
         self._store.append(self._job, node, [(offset, text.decode()) for offset, text, _ in lines], self.state)
         for state, (_, _, event) in zip(states, lines, strict=True):
             self._watcher.changed(state, node, event)
-        return [event for _, _, event in lines]
 
-    def _take_silence(self, node: str) -> list[Event]:
+    def _take_silence(self, node: str) -> None:
         """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
         state = next(each.state for each in self.state.nodes if each.name == node)
         if state is State.PENDING and self.state.start_failed is None and self._store.is_launcher_gone(self._job):
             self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
-        if state in (State.PENDING, State.SUCCEEDED, State.FAILED, State.STOPPED, State.LOST):
-            return []
-        lost = NodeLost(time.time(), node, "dtrain's agent and guard on it are gone")
-        self.take_own(lost)
-        return [lost]
+        if state is not State.PENDING and not state.is_final:
+            self.take_own(NodeLost(time.time(), node, "dtrain's agent and guard on it are gone"))
 
     def _lines(self, node: str, where: wire.StreamBytes, data: bytes) -> list[tuple[int, bytes]]:
         """Offset and text of each line that is complete by now, with its newline."""

@@ -75,7 +75,7 @@ class RankState:
 class Failure:
     """A worker or a node that ended wrongly."""
 
-    at: float
+    at: float  # by the first node's clock, as far as it is known
     node: str
     rank: int | None  # None: the node's launcher or agent, not a worker
     exit_code: int
@@ -98,6 +98,8 @@ class NodeState:
     state: State = State.PENDING
     last_event_at: float | None = None
     survivors: tuple[wire.Survivor, ...] = ()
+    clock_offset_s: float = 0.0  # how far its clock is ahead of the first node's
+    missed: str = ""  # how another node lost touch with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class JobState:
         causes = [failure for failure in self.failures if not failure.symptom]
         if not causes and any(node.state is State.FAILED for node in self.nodes):
             causes = list(self.failures)
+        told = {failure.node for failure in causes if failure.reason != "node-lost"}  # its own word says more than the others' does
+        causes = [failure for failure in causes if failure.reason != "node-lost" or failure.node not in told]
         return min(causes, key=lambda failure: failure.at, default=None)
 
     @property
@@ -184,30 +188,44 @@ class JobState:
         match event:
             case wire.AgentStarted():
                 return replace(self._with_node(node, event.at, state=State.STARTING), started_at=self.started_at or event.at)
-            case wire.LauncherStarted() | wire.DaemonWanted() | wire.NodeStopping():
+            case wire.LauncherStarted() | wire.NodeStopping():
                 return self._with_node(node, event.at)
+            case wire.ClockOffset():
+                return self._with_node(node, event.at, clock_offset_s=event.offset_s)
+            case wire.PeerLost():
+                text = f"as {node} saw it, {event.how.removeprefix('it ')}"
+                after = self._with_node(node, event.at)._with_node(event.node, None, missed=text)
+                lost_at = self._on_first_clock(node, event.at - event.silent_s)
+                return after._with_failure(_lost(lost_at, event.node, text))
             case wire.WorkerStarted():
                 return self._with_rank(node, event.at, event.rank, state=State.RUNNING, pid=event.pid)
             case wire.WorkerEnded():
                 ended = State.SUCCEEDED if event.exit_code == 0 else State.FAILED
                 after = self._with_rank(node, event.at, event.rank, state=ended, exit_code=event.exit_code)
-                return after if event.exit_code == 0 else after._with_failure(_worker_failure(node, event))
+                return (
+                    after
+                    if event.exit_code == 0
+                    else after._with_failure(_worker_failure(node, event, self._on_first_clock(node, event.at)))
+                )
             case wire.NodeEnded():
                 ended = State[event.outcome.upper()]
                 after = self._with_node(node, event.at, state=ended, survivors=event.survivors)._with_ranks_over(node, ended)
-                if event.outcome == "failed" and event.reason != "worker-failed":
-                    after = after._with_failure(_node_failure(node, event))
+                if event.outcome in ("failed", "lost") and event.reason != "worker-failed":
+                    after = after._with_failure(_node_failure(node, event, self._on_first_clock(node, event.at)))
                 return after._with_end(event.at)
             case StopAsked():
                 return replace(self, stop_cause=self.stop_cause or event.cause)
             case NodeLost():
-                failure = Failure(event.at, event.node, None, NodeUnreachable.exit_code, None, "node-lost", "", event.text, symptom=False)
+                failure = _lost(event.at, event.node, event.text)
                 after = self._with_node(event.node, event.at, state=State.LOST)._with_ranks_over(event.node, State.LOST)
                 return after._with_failure(failure)._with_end(event.at)
             case StartFailed():
                 return replace(self, start_failed=self.start_failed or event, ended_at=event.at)
             case _:
                 assert_never(event)
+
+    def _on_first_clock(self, name: str, at: float) -> float:
+        return at - next(node.clock_offset_s for node in self.nodes if node.name == name)
 
     def _with_ranks_over(self, name: str, state: State) -> JobState:
         """No rank outlives its node; one that did not report its end has no exit code."""
@@ -221,9 +239,9 @@ class JobState:
     def _with_failure(self, failure: Failure) -> JobState:
         return replace(self, failures=(*self.failures, failure))
 
-    def _with_node(self, name: str, at: float, **changes: object) -> JobState:
+    def _with_node(self, name: str, at: float | None, **changes: object) -> JobState:
         nodes = tuple(
-            replace(node, last_event_at=at, **changes) if node.name == name else node  # type: ignore[arg-type]
+            replace(node, last_event_at=at or node.last_event_at, **changes) if node.name == name else node  # type: ignore[arg-type]
             for node in self.nodes
         )
         return replace(self, nodes=nodes)
@@ -235,16 +253,18 @@ class JobState:
         return self._with_node(name, at, ranks=ranks, state=State.RUNNING if started else node.state)
 
 
-def _worker_failure(node: str, event: wire.WorkerEnded) -> Failure:
-    return Failure(
-        event.at, node, event.rank, event.exit_code, event.signal, reason_of(event), event.traceback, detail="", symptom=event.symptom
-    )
+def _lost(at: float, node: str, text: str) -> Failure:
+    return Failure(at, node, None, NodeUnreachable.exit_code, None, "node-lost", "", text, symptom=False)
 
 
-def _node_failure(node: str, event: wire.NodeEnded) -> Failure:
-    lost = event.reason in ("agent-killed", "guard-killed")
+def _worker_failure(node: str, event: wire.WorkerEnded, at: float) -> Failure:
+    return Failure(at, node, event.rank, event.exit_code, event.signal, reason_of(event), event.traceback, detail="", symptom=event.symptom)
+
+
+def _node_failure(node: str, event: wire.NodeEnded, at: float) -> Failure:
+    lost = event.outcome == "lost" or event.reason in ("agent-killed", "guard-killed")
     code = NodeUnreachable.exit_code if lost else PreflightFailed.exit_code
-    return Failure(event.at, node, None, code, None, event.reason, traceback="", detail=event.detail, symptom=False)
+    return Failure(at, node, None, code, None, event.reason, traceback="", detail=event.detail, symptom=False)
 
 
 _REASONS = (  # of an exception's last line; the first that matches

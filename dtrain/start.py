@@ -1,4 +1,7 @@
-"""Starting a job on all nodes or on none: connect, probe, prove, plan, sync and PREPARE everywhere, then COMMIT everywhere."""
+"""Starting a job on all nodes or on none: connect, probe, prove, plan, sync and PREPARE everywhere, then COMMIT everywhere.
+
+In between all nodes join the first one's (tripwire.py): from then on they end together, whatever becomes of this process.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,13 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}
+        watches = _watches(spec.cluster, plan)
         try:
-            _on_all(links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, progress))
+            prepared = _on_all(
+                links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, watches.get(node), progress)
+            )
+            first, *others = (node.name for node in plan.nodes)
+            _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
             _on_all(links, lambda node, link: link.ask(wire.Commit()))
         except BaseException as error:  # Ctrl-C too: what is prepared must end
             _call_off(store, job, plan, links, error)
@@ -170,11 +178,12 @@ def _prepare(
     link: Link,
     entries: tuple[wire.TreeEntry, ...],
     secrets: dict[str, str],
+    watch: wire.Watch | None,
     progress: Progress,
-) -> None:
+) -> wire.Prepared:
     send_tree(link, spec.workdir, entries, lambda sent, total: progress.sending(command.node, sent, total))
     node = next(node for node in plan.nodes if node.name == command.node)
-    link.ask(
+    reply = link.ask(
         wire.Prepare(
             launcher_argv=command.argv,
             launcher_env=command.env,
@@ -188,8 +197,20 @@ def _prepare(
             grace_s=plan.grace_s,
             lease_s=plan.lease_s,
             mpi=command.mpi,
+            watch=watch,
         )
     )
+    assert isinstance(reply, wire.Prepared)
+    return reply
+
+
+def _watches(cluster: ClusterSpec, plan: LaunchPlan) -> dict[str, wire.Watch]:
+    """How the agents of several nodes watch each other, by node."""
+    if len(plan.nodes) == 1:
+        return {}
+    token, first, names = token_hex(32), plan.nodes[0].name, tuple(node.name for node in plan.nodes)
+    ports = preflight.ports_of(cluster)
+    return {name: wire.Watch(token, name, first, plan.master_address, ports, names if name == first else ()) for name in names}
 
 
 def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link], error: BaseException) -> None:
@@ -218,7 +239,7 @@ def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T]) -> dict[
 
 def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]]) -> dict[str, _T]:
     """Results by node; where some fail, one error that tells of all of them."""
-    pool = ThreadPoolExecutor(min(_CONNECTIONS_AT_ONCE, len(work)))
+    pool = ThreadPoolExecutor(max(1, min(_CONNECTIONS_AT_ONCE, len(work))))
     try:
         futures = [(node, pool.submit(task)) for node, task in work]
         errors = [error for _, future in futures if (error := future.exception()) is not None]

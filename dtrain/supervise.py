@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.intake import Intake, Silent, Watcher
-from dtrain.jobstate import Event, JobState, NodeLost, StopAsked
-from dtrain.launchers.mpirun import hosts
+from dtrain.jobstate import JobState, NodeLost, StopAsked
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -24,6 +23,7 @@ from dtrain.store import JobRecord, Store
 
 _FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
 _PING_S = 5.0  # or a third of the lease, if that is sooner
+_SILENT_S = 2 * wire.SAY_S  # a node that the others lost, and of which nothing is heard here for so long either, is lost
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
 
 
@@ -70,7 +70,6 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._followers: dict[str, _Follower] = {}
         self._ended: set[str] = set()
-        self._asked_for_daemon: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
         self._abandoned = False
 
@@ -115,6 +114,8 @@ class Supervisor:
                     if renew_lease:
                         self._tell_all(wire.Ping())
                     ping_at = time.monotonic() + ping_s
+                    self._look_for_lost_nodes()
+                    continue
                 try:
                     item = self._inbox.get(timeout=max(0.0, ping_at - time.monotonic()))
                 except queue.Empty:
@@ -132,8 +133,8 @@ class Supervisor:
     def _take(self, item: _Item) -> None:
         match item:
             case _Received(node, message, payload):
-                for event in self._intake.take(node, message, payload):
-                    self._act(node, event)
+                self._intake.take(node, message, payload)
+                self._leave_those_that_ended()
                 self._followers[node].handled()
             case _Connection(node, None):
                 self._watcher.reconnected(node)
@@ -147,37 +148,23 @@ class Supervisor:
                 self._intake.take_own(StopAsked(time.time(), cause))
                 self._tell_all(wire.Stop(cause, grace_s))
 
-    def _act(self, node: str, event: Event) -> None:
-        """Fail as one: a node that ends wrongly ends the others. Nothing more is expected of a node that has ended."""
-        match event:
-            case wire.NodeStopping(cause=cause) if cause not in ("failure", "stop", "ctrl-c"):
-                self._tell_all(wire.Stop("failure", self._plan.grace_s), but=node)
-            case wire.DaemonWanted(host=host, argv=argv):
-                self._pass_on(host, wire.StartDaemon(argv))
-            case wire.WorkerEnded() if all(each.state.is_final for node in self.state.nodes for each in node.ranks):
-                self._tell_all(wire.Finish())
-            case wire.NodeEnded(outcome=outcome):
-                self._leave(node)
-                if outcome != "succeeded":
-                    self._tell_all(wire.Stop("failure", self._plan.grace_s))
-            case NodeLost(node=lost):
-                self._leave(lost)
-                self._tell_all(wire.Stop("failure", self._plan.grace_s))
+    def _leave_those_that_ended(self) -> None:
+        """Nothing more is expected of them. That the nodes end together is their own business (node/tripwire.py)."""
+        for node in self.state.nodes:
+            if node.state.is_final and node.name not in self._ended:
+                self._ended.add(node.name)
+                self._followers[node.name].stop()
 
-    def _pass_on(self, host: str, order: wire.StartDaemon) -> None:
-        """What mpirun on the first node wants of another one, which checks it. Each node gets one such order."""
-        wanted = [node.name for node, name in zip(self._plan.nodes, hosts(self._plan), strict=True) if name == host]
-        for node in set(wanted) - self._ended - self._asked_for_daemon:
-            self._asked_for_daemon.add(node)
-            self._followers[node].tell(order)
+    def _look_for_lost_nodes(self) -> None:
+        """The other nodes say that one is gone, and this machine hears nothing of it either."""
+        for node in self.state.nodes:
+            if node.missed and not node.state.is_final and self._followers[node.name].silent_s() >= _SILENT_S:
+                self._intake.take_own(NodeLost(time.time(), node.name, node.missed))
+        self._leave_those_that_ended()
 
-    def _leave(self, node: str) -> None:
-        self._ended.add(node)
-        self._followers[node].stop()
-
-    def _tell_all(self, order: wire.Message, but: str = "") -> None:
+    def _tell_all(self, order: wire.Message) -> None:
         for node, follower in self._followers.items():
-            if node != but and node not in self._ended:
+            if node not in self._ended:
                 follower.tell(order)
 
 
@@ -192,11 +179,17 @@ class _Follower(threading.Thread):
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
-        self._standing: dict[type[wire.Message], wire.Message] = {}  # said again after a reconnect: it may not have arrived
+        self._stop_asked: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+        self._heard_s = time.monotonic()
+
+    def silent_s(self) -> float:
+        """For how long nothing has been heard of the node."""
+        link = self._link
+        return time.monotonic() - max(self._heard_s, link.heard_s if link is not None else 0.0)
 
     def tell(self, order: wire.Message) -> None:
-        if isinstance(order, (wire.Stop, wire.StartDaemon)):
-            self._standing[type(order)] = order
+        if isinstance(order, wire.Stop):
+            self._stop_asked = order
         link = self._link
         if link is not None:
             try:
@@ -230,8 +223,8 @@ class _Follower(threading.Thread):
                     self._link = Link.open(self._target)
                 link = self._link
                 link.tell(wire.Follow(self._offsets, once=False))
-                for order in tuple(self._standing.values()):
-                    link.tell(order)
+                if self._stop_asked is not None:
+                    link.tell(self._stop_asked)
                 if lost is not None:
                     self._inbox.put(_Connection(self._target.node, None))
                 lost, wait_s = None, _RETRY_FIRST_S
@@ -242,6 +235,8 @@ class _Follower(threading.Thread):
                 error = reason.message
             if self._stopped.is_set():
                 return
+            if self._link is not None:
+                self._heard_s = self._link.heard_s
             self._link = None
             if error != lost:
                 self._inbox.put(_Connection(self._target.node, error))
@@ -289,6 +284,10 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
             waiting.discard((target.job, target.node))
     for job, node in sorted(waiting):
         problems[job][node] = f"no answer within {timeout_s:g} s"
+    for job, intake in intakes.items():
+        for each in intake.state.nodes:
+            if each.missed and not each.state.is_final and each.name in problems[job]:  # neither do the other nodes hear of it
+                intake.take_own(NodeLost(time.time(), each.name, each.missed))
     return problems
 
 

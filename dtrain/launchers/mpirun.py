@@ -104,10 +104,15 @@ def node_commands(spec: JobSpec, plan: LaunchPlan, job: str) -> tuple[NodeComman
                 "MASTER_ADDR": plan.master_address,
                 "MASTER_PORT": str(plan.master_port or "<port>"),
             },
-            mpi=MpiNode(node.mpi_daemon, node.node_rank, len(plan.nodes), plan.master_address, _START_TIMEOUT_S),
+            mpi=_mpi_node(plan, node),
         )
         for node in plan.nodes
     )
+
+
+def _mpi_node(plan: LaunchPlan, node: NodePlan) -> MpiNode:
+    known = {host: each.name for host, each in zip(hosts(plan), plan.nodes, strict=True)} if node.node_rank == 0 else {}
+    return MpiNode(node.mpi_daemon, node.node_rank, len(plan.nodes), plan.master_address, _START_TIMEOUT_S, known)
 
 
 def _own_settings(node: NodePlan) -> dict[str, str]:

@@ -7,27 +7,32 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import time
 import traceback
 from typing import Optional
 
 from dtrain.node import mpi, procs, wire
-from dtrain.node.folder import JobFolder, peer_uid
+from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, peer_uid
+from dtrain.node.launcher import Launcher
+from dtrain.node.tripwire import Tripwire
 
-ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself
+ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself, or sooner with the session that prepared it
 KILL_TIMEOUT_S = 15.0
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
 _LOOK_S = 5.0  # between two looks at whether the job's folder is still there
+_CLOCK_STEP_S = 0.02  # a clock that has gone further away from the first node's is told of anew
+
+_SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the whole job's
+_STOPPED = (*_SHARED, "peer-lost")  # no fault of this node's
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> int:
+def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_listener: Optional[socket.socket], guard_alive: int) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, guard_alive).run()
+        Agent(folder, order, listener, watch_listener, guard_alive).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -40,31 +45,41 @@ def as_survivors(left: list[procs.Process]) -> tuple[wire.Survivor, ...]:
 
 
 class Agent:
-    """One thread, one selector: orders of sessions, words of workers, ends of children, the guard's pipe."""
+    """One thread, one selector: orders of sessions, words of workers and other agents, ends of children, the guard's pipe."""
 
-    def __init__(self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> None:
+    def __init__(
+        self,
+        folder: JobFolder,
+        order: wire.Prepare,
+        listener: socket.socket,
+        watch_listener: Optional[socket.socket],
+        guard_alive: int,
+    ) -> None:
         self._folder = folder
         self._order = order
-        self._listener = listener
-        self._launcher: Optional[subprocess.Popen[bytes]] = None
-        self._launcher_status: Optional[int] = None
-        self._launcher_ended_s = 0.0
-        self._launcher_until_s = float("inf")  # it has nothing left to wait for after this
+        self._launcher = Launcher(folder, order.launcher_env, is_mpi=order.mpi is not None)
         self._daemons_wanted: set[str] = set()  # hosts
         self._connections: dict[socket.socket, Optional[wire.WorkerHello]] = {}  # None: a session
+        self._held_by: Optional[socket.socket] = None  # until Commit
         self._heard_of: set[int] = set()  # ranks
         self._ended: dict[int, int] = {}  # rank -> exit code
+        self._others_done: set[str] = set()  # on the first node: nodes whose workers have all ended
         self._cause = ""  # why the node is stopping; "" while it is not
         self._sweeping = False
+        self._is_cleared = False  # nothing of the job is left here
         self._kill_at_s = float("inf")
         self._is_committed = False
         self._armed_until_s = time.monotonic() + ARMED_S
         self._workers_until_s = float("inf")  # all have to be there by then
         self._heard_s = time.monotonic()  # the launching side's last word
+        self._clock_offset_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._guard_ended)
+        self._tripwire = Tripwire(order.watch, self._selector, self._peer_said, self._peer_lost, self._launcher_silent_s)
+        if watch_listener is not None:
+            self._tripwire.listen(watch_listener)
 
     def run(self) -> None:
         procs.become_subreaper()
@@ -77,12 +92,15 @@ class Agent:
             os.dup2(null, fd)
         os.close(null)
         while not self._is_over():
-            for key, _ in self._selector.select(self._wait_s()):
-                key.data(key.fileobj)
-            self._check_time()
+            self._wait()
         self._end()
 
-    # ---- what the agent hears ----
+    def _wait(self) -> None:
+        for key, _ in self._selector.select(self._wait_s()):
+            key.data(key.fileobj)
+        self._check_time()
+
+    # ---- what the agent hears on its node ----
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -112,18 +130,18 @@ class Agent:
             self._event(message)
         elif isinstance(message, wire.DaemonWanted):
             self._answer(connection, self._daemon_wanted(message))
-        elif isinstance(message, wire.StartDaemon):
-            self._start_daemon(message)
         elif isinstance(message, wire.WorkerEnded):
             self._worker_ended(message)
+        elif isinstance(message, wire.Hold):
+            self._held_by = connection
+            self._heard_s = time.monotonic()
+        elif isinstance(message, wire.Join):
+            self._answer(connection, self._join(message))
         elif isinstance(message, wire.Commit):
             self._heard_s = time.monotonic()
-            self._commit()
-            self._answer(connection, wire.Done())
+            self._answer(connection, self._commit())
         elif isinstance(message, wire.Ping):
             self._heard_s = time.monotonic()
-        elif isinstance(message, wire.Finish):
-            self._finish()
         elif isinstance(message, wire.Stop):
             self._stop(message.cause, message.grace_s)
         else:
@@ -136,10 +154,11 @@ class Agent:
     def _hang_up(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         connection.close()
+        if connection is self._held_by and not self._is_committed:
+            self._stop("never-committed", 0.0)
         worker = self._connections.pop(connection)
         if worker is not None and worker.rank not in self._ended:  # worker.py was killed before it could report
-            if self._launcher is not None and (self._launcher_status is not None or procs.is_ending(self._launcher.pid)):
-                # and it was, by its death signal, because its launcher was
+            if self._launcher.is_ending:  # and it was, by its death signal, because its launcher was
                 self._stop("launcher-failed", self._order.grace_s)
             self._worker_ended(
                 wire.WorkerEnded(time.time(), worker.rank, worker.local_rank, 128 + signal.SIGKILL, signal.SIGKILL, "", bool(self._cause))
@@ -152,6 +171,9 @@ class Agent:
         self._event(event)
         if event.exit_code != 0:
             self._stop("worker-failed", self._order.grace_s)
+        if self._have_all_ended() and not self._tripwire.is_first:
+            self._tripwire.tell(wire.WorkersDone())
+        self._finish_if_all_have_ended()
 
     def _guard_ended(self, guard_alive: int) -> None:
         self._selector.unregister(guard_alive)
@@ -169,12 +191,49 @@ class Agent:
 
     def _reap(self, woken: socket.socket) -> None:
         woken.recv(4096)
-        procs.reap(self._on_exit)
+        procs.reap(self._launcher.exited)
 
-    def _on_exit(self, pid: int, status: int) -> None:
-        if self._launcher is not None and pid == self._launcher.pid:
-            self._launcher.returncode = self._launcher_status = procs.exit_code(status)
-            self._launcher_ended_s = time.monotonic()
+    # ---- what the agent hears of other nodes ----
+
+    def _peer_said(self, node: str, message: wire.Message) -> None:
+        if isinstance(message, wire.Beat):
+            self._heard_s = max(self._heard_s, time.monotonic() - message.launcher_silent_s)
+            self._compare_clocks(message)
+        elif isinstance(message, (wire.WorkersDone, wire.Bye)):
+            self._others_done.add(node)
+            self._finish_if_all_have_ended()
+        elif isinstance(message, wire.Finish):
+            self._finish()
+        elif isinstance(message, wire.StartDaemon):
+            self._start_daemon(message)
+        elif isinstance(message, wire.Stop):
+            self._stop(message.cause, message.grace_s)
+
+    def _peer_lost(self, node: str, how: str, silent_s: float) -> None:
+        self._event(wire.PeerLost(time.time(), node, how, silent_s))
+        self._stop("peer-lost", self._order.grace_s)
+
+    def _compare_clocks(self, beat: wire.Beat) -> None:
+        """By a beat that answers one of ours: halfway between the two the first node's clock stood at `at`."""
+        if beat.of:
+            now = time.time()
+            offset_s, exact_to_s = (beat.of + now) / 2 - beat.at, (now - beat.of) / 2
+            if abs(offset_s - self._clock_offset_s) > _CLOCK_STEP_S + exact_to_s:
+                self._tell_clock(offset_s)
+
+    def _tell_clock(self, offset_s: float) -> None:
+        self._clock_offset_s = offset_s
+        self._event(wire.ClockOffset(time.time(), offset_s))
+
+    def _launcher_silent_s(self) -> float:
+        return time.monotonic() - self._heard_s
+
+    def _finish_if_all_have_ended(self) -> None:
+        watch = self._order.watch
+        others = {*watch.nodes} - {watch.node} if watch is not None else set()
+        if self._have_all_ended() and (watch is None or self._tripwire.is_first) and self._others_done >= others:
+            self._tripwire.tell(wire.Finish())
+            self._finish()
 
     # ---- what the agent does ----
 
@@ -185,106 +244,115 @@ class Agent:
             if not self._cause:
                 self._cause = "folder-gone"
                 procs.terminate(self._below_launcher())
+                self._tripwire.tell(wire.Stop("failure", self._order.grace_s))
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
 
-    def _commit(self) -> None:
-        if self._is_committed or self._cause:
-            return  # told twice, or too late
+    def _join(self, order: wire.Join) -> wire.Message:
+        watch = self._order.watch
+        assert watch is not None
+        try:
+            self._tell_clock(self._tripwire.join(watch.address, order.port))
+        except OSError as error:
+            where = f"{watch.first} ({watch.address}, port {order.port})"
+            return wire.Failed("setup", f"{where} is not reached from here: {error}", "let the nodes connect to each other, or set ports:")
+        return wire.Done()
+
+    def _commit(self) -> wire.Message:
+        if self._is_committed:
+            return wire.Done()  # told twice
+        if self._cause:
+            return wire.Failed("setup", f"the job was stopped before it began ({self._cause})")
+        if self._tripwire.missing:
+            return wire.Failed("setup", f"{', '.join(sorted(self._tripwire.missing))} did not join")
         self._is_committed = True
         if self._order.mpi is not None:
             self._workers_until_s = time.monotonic() + self._order.mpi.start_timeout_s
         if self._order.launcher_argv:
             self._start(self._order.launcher_argv)
+        return wire.Done()
 
     def _start(self, argv: tuple[str, ...]) -> None:
-        environ = os.environ if self._order.mpi is None else mpi.environment(os.environ, self._folder)
-        with open(self._folder.stream(wire.LAUNCHER_LOG), "ab") as log:
-            try:
-                self._launcher = subprocess.Popen(
-                    argv,
-                    cwd=self._folder.path,  # not the user's tree: a torch/ folder there would be imported instead of torch
-                    env={**environ, **self._order.launcher_env, "DTRAIN_JOB_FOLDER": self._folder.path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # own group: a stop signals the workers' groups and leaves the launcher to see it
-                    preexec_fn=procs.die_with_parent,
-                )
-            except OSError as error:
-                self._launcher_failed(f"cannot start {argv[0]}: {error.strerror}")
-                return
+        try:
+            self._launcher.start(argv)
+        except OSError as error:
+            self._launcher_failed(f"cannot start {argv[0]}: {error.strerror}")
+            return
+        assert self._launcher.pid is not None
         self._event(wire.LauncherStarted(time.time(), self._launcher.pid))
 
-    def _daemon_wanted(self, event: wire.DaemonWanted) -> wire.Message:
-        """mpirun asks for a daemon; whoever follows this node's events passes that on."""
-        node = self._order.mpi
-        if node is None or node.node_rank != 0 or self._cause:
+    def _daemon_wanted(self, wanted: wire.DaemonWanted) -> wire.Message:
+        """mpirun asks for a daemon on another node."""
+        here = self._order.mpi
+        if here is None or here.node_rank != 0 or self._cause:
             return wire.Failed("setup", "no mpirun is at work here")
-        if event.host in self._daemons_wanted:
+        if wanted.host in self._daemons_wanted:
             return wire.Failed("setup", "it was asked for before")
-        self._daemons_wanted.add(event.host)
-        self._event(event)
+        node = here.hosts.get(wanted.host, "")
+        if node not in self._tripwire.nodes:
+            return wire.Failed("setup", "it is no node of this job")
+        self._daemons_wanted.add(wanted.host)
+        self._tripwire.tell(wire.StartDaemon(wanted.argv), node)
         return wire.Done()
 
     def _start_daemon(self, order: wire.StartDaemon) -> None:
         node = self._order.mpi
-        if self._launcher is not None or self._cause or node is None or not self._is_committed:
+        if self._launcher.was_started or self._cause or node is None:
             return  # told twice, or too late
         try:
             self._start(mpi.daemon_argv(node, order.argv))
         except ValueError as error:
             self._launcher_failed(str(error))
 
+    def _finish(self) -> None:
+        """The launcher has nothing left to wait for; torchrun, where it does not end by itself, is not to be killed with a failure."""
+        if self._order.mpi is not None or self._succeeded():
+            self._launcher.finish()
+
     def _launcher_failed(self, why: str) -> None:
-        self._complain(why)
+        self._launcher.complain(why)
         self._stop("launcher-failed", self._order.grace_s)
 
-    def _complain(self, text: str) -> None:
-        with open(self._folder.stream(wire.LAUNCHER_LOG), "a") as log:
-            log.write(f"dtrain: {text}\n")
-
-    def _finish(self) -> None:
-        """End torchrun's wait for its peers (an exit barrier of up to 300 s); what it would return decides nothing.
-
-        mpirun and its daemons end by themselves, unless a worker.py was killed.
-        """
-        if self._order.mpi is not None:
-            self._launcher_until_s = time.monotonic() + mpi.LINGER_S
-        elif self._succeeded():
-            self._launcher_until_s = 0.0
-
     def _worker_order(self, worker: wire.WorkerHello) -> wire.WorkerOrder:
-        env = {**self._order.worker_env, **self._order.secrets, "DTRAIN_JOB_FOLDER": self._folder.path}
+        env = {**self._order.worker_env, **self._order.secrets, FOLDER_VARIABLE: self._folder.path}
         return wire.WorkerOrder(argv=self._order.worker_argv, env=env, cwd=self._order.workdir or self._folder.tree, oom_score=OOM_SCORE)
 
     def _stop(self, cause: str, grace_s: float) -> None:
-        """TERM to all but the launcher now, KILL to all after the grace, sooner when only the launcher is left."""
+        """TERM to all but the launcher now, KILL to all after the grace, sooner when only the launcher is left. On all nodes."""
+        kill_at_s = time.monotonic() + grace_s
         if not self._cause:
             self._cause = cause
             self._event(wire.NodeStopping(time.time(), cause))
             procs.terminate(self._below_launcher())
-        self._kill_at_s = min(self._kill_at_s, time.monotonic() + grace_s)
+        elif kill_at_s >= self._kill_at_s:
+            return  # nothing new; so a Stop that goes round among the agents comes to its end
+        self._kill_at_s = min(self._kill_at_s, kill_at_s)
+        self._tripwire.tell(wire.Stop(cause if cause in _SHARED else "failure", grace_s))
 
     def _below_launcher(self) -> list[procs.Process]:
-        launcher_pid = self._launcher.pid if self._launcher is not None else None
-        return [process for process in procs.descendants(os.getpid()) if process.pid != launcher_pid]
+        return [process for process in procs.descendants(os.getpid()) if process.pid != self._launcher.pid]
 
     # ---- when it is over ----
 
     def _wait_s(self) -> float:
-        if self._cause or self._launcher_status is not None:
-            return _POLL_S
         now_s = time.monotonic()
-        if not self._is_committed:
-            return max(0.0, self._armed_until_s - now_s)
-        lease_until_s = self._heard_s + (float("inf") if self._order.lease_s is None else self._order.lease_s)
-        return max(0.0, min(now_s + _LOOK_S, lease_until_s, self._workers_until_s, self._launcher_until_s) - now_s)
+        until_s = [now_s + _LOOK_S, now_s + self._tripwire.wait_s()]
+        if self._is_cleared:
+            return min(until_s) - now_s
+        if self._cause or self._launcher.ended_s is not None:
+            return _POLL_S
+        if self._is_committed:
+            lease_s = float("inf") if self._order.lease_s is None else self._order.lease_s
+            until_s += [self._heard_s + lease_s, self._workers_until_s, self._launcher.until_s]
+        else:
+            until_s.append(self._armed_until_s)
+        return max(0.0, min(until_s) - now_s)
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
+        self._tripwire.check()
         if not self._cause and not os.path.exists(self._folder.stream("lock")):
             self._stop("folder-gone", self._order.grace_s)
-        if not self._is_committed and now_s >= self._armed_until_s:
+        if not self._is_committed and now_s >= self._armed_until_s and self._held_by is None:
             self._stop("never-committed", 0.0)
         lease_s = self._order.lease_s
         if self._is_committed and lease_s is not None and now_s >= self._heard_s + lease_s:
@@ -292,25 +360,22 @@ class Agent:
         if now_s >= self._workers_until_s:
             self._workers_until_s = float("inf")
             self._workers_missing()
-        if now_s >= self._launcher_until_s:
-            self._launcher_until_s = float("inf")
-            if self._launcher is not None and self._launcher_status is None:
-                os.kill(self._launcher.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is its
+        self._launcher.check()
 
     def _workers_missing(self) -> None:
         """mpirun waits for a daemon, its daemon for mpirun, or we for the order to start one: each would do so for ever."""
         if self._cause or self._order.mpi is None or len(self._heard_of) == self._order.num_workers:
             return
-        waited = "for mpirun" if self._launcher is not None else "to be told to start mpirun's daemon"
-        self._complain(
+        waited = "for mpirun" if self._launcher.was_started else "to be told to start mpirun's daemon"
+        self._launcher.complain(
             f"waited {self._order.mpi.start_timeout_s:g} s {waited}; {len(self._heard_of)} of {self._order.num_workers} workers started"
         )
         self._stop("start-timeout", self._order.grace_s)
 
     def _is_over(self) -> bool:
-        if self._launcher_status is not None and not self._cause and not self._sweeping:
+        if self._launcher.ended_s is not None and not self._cause and not self._sweeping:
             reporting = any(worker is not None for worker in self._connections.values())
-            if reporting and time.monotonic() < self._launcher_ended_s + LAST_WORDS_S:
+            if reporting and time.monotonic() < self._launcher.ended_s + LAST_WORDS_S:
                 return False
             if self._succeeded():
                 self._sweep()
@@ -326,7 +391,7 @@ class Agent:
         Not while workers start: mpirun waits for ever for one that our TERM met before it could report, and none has run yet.
         """
         is_up = self._order.mpi is not None and len(self._heard_of) == self._order.num_workers
-        return is_up and self._launcher is not None and self._launcher_status is None
+        return is_up and self._launcher.is_running
 
     def _sweep(self) -> None:
         """All went well: end what the workers left behind."""
@@ -334,18 +399,25 @@ class Agent:
         self._kill_at_s = time.monotonic() + self._order.grace_s
         procs.terminate(self._below_launcher())
 
+    def _have_all_ended(self) -> bool:
+        return len(self._ended) == self._order.num_workers
+
     def _succeeded(self) -> bool:
         """The exit records decide, never the launcher's own code."""
-        return len(self._ended) == self._order.num_workers and not any(self._ended.values())
+        return self._have_all_ended() and not any(self._ended.values())
 
     def _end(self) -> None:
-        survivors = procs.kill_all(self._on_exit, KILL_TIMEOUT_S)
+        if not self._tripwire.is_first:
+            self._tripwire.leave()
+        survivors = procs.kill_all(self._launcher.exited, KILL_TIMEOUT_S)
         while self._drain():
             pass
-        outcome = (
-            "succeeded" if self._succeeded() else "stopped" if self._cause in ("stop", "ctrl-c", "failure", "lease-over") else "failed"
-        )
-        detail = _tail(self._folder.stream(wire.LAUNCHER_LOG)) if self._cause in ("launcher-failed", "start-timeout") else ""
+        self._is_cleared = True
+        while self._tripwire.nodes:  # the first node sees the others off: who dies now is lost, and somebody must know
+            self._wait()
+        self._tripwire.leave()
+        outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
+        detail = self._launcher.last_words() if self._cause in ("launcher-failed", "start-timeout") else ""
         self._event(wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, as_survivors(survivors)))
 
     def _drain(self) -> bool:
@@ -354,12 +426,3 @@ class Agent:
         for key in ready:
             key.data(key.fileobj)
         return bool(ready)
-
-
-def _tail(path: str, size: int = 4000) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

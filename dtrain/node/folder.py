@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dtrain.node import wire
 
+FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 
 from dtrain.node import agent, procs, wire
@@ -16,7 +17,7 @@ def main(argv: list[str]) -> int:
     """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
 
     Args:
-        argv: the job folder.
+        argv: the job folder, and on the first of several nodes the number of the socket on which its agent hears the others.
     """
     folder = JobFolder(argv[0])
     received = wire.read_frame(lambda size: os.read(0, size))
@@ -26,6 +27,7 @@ def main(argv: list[str]) -> int:
     assert isinstance(order, wire.Prepare)
     lock_fd = folder.lock(timeout_s=2.0)  # agent and guard hold it together
     listener = folder.listen()
+    watch_listener = socket.socket(fileno=int(argv[1])) if argv[1:] else None
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a job ends by its orders; SIG_IGN would be inherited by the user's process
@@ -34,9 +36,11 @@ def main(argv: list[str]) -> int:
     agent_pid = os.fork()
     if agent_pid == 0:
         os.close(held_by_guard)
-        os._exit(agent.main(folder, order, listener, guard_alive))
+        os._exit(agent.main(folder, order, listener, watch_listener, guard_alive))
     os.close(guard_alive)
     listener.close()
+    if watch_listener is not None:
+        watch_listener.close()
     _leave_session()
     status = _wait_for(agent_pid)
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """mpirun's daemons. mpirun runs on the first node and expects a program that starts its daemon on another one, as ssh would.
 
-That program is `main` below: it hands the daemon's command to the agent of its own node and is done. The command reaches the
-launching side as an event, and from there the agent of the node that is meant, which starts what daemon_argv lets through.
+That program is `main` below: it hands the daemon's command to the agent of its own node and is done. That agent passes the
+command on to the agent of the node that is meant (tripwire.py), which starts what daemon_argv lets through.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from dtrain.node import wire
-from dtrain.node.folder import JobFolder
+from dtrain.node.folder import FOLDER_VARIABLE, JobFolder
 
 LINGER_S = 5.0  # how long mpirun and its daemons may take to end once every worker of the job has
 
@@ -32,11 +31,11 @@ def main(argv: list[str]) -> int:
         argv: the host, then the daemon's command in words that a shell was to join and to split anew.
     """
     host, *words = argv
-    agent = JobFolder(os.environ["DTRAIN_JOB_FOLDER"]).connect()
-    agent.sendall(wire.frame(wire.DaemonWanted(time.time(), host, tuple(shlex.split(" ".join(words))))))
+    agent = JobFolder(os.environ[FOLDER_VARIABLE]).connect()
+    agent.sendall(wire.frame(wire.DaemonWanted(host, tuple(shlex.split(" ".join(words))))))
     received = wire.read_frame(agent.recv)
     if received is not None and isinstance(received[0], wire.Done):
-        return 0  # mpirun goes on without us, also when the launching side is gone one day
+        return 0  # mpirun goes on without us
     why = received[0].text if received is not None and isinstance(received[0], wire.Failed) else "its agent is gone"
     print(f"dtrain: no daemon for {host}: {why}", file=sys.stderr)
     return 1

@@ -137,7 +137,7 @@ class Listener:
         self._selector.register(self._ended, selectors.EVENT_READ)
         for address in addresses:
             try:
-                self._selector.register(_listen(address, port), selectors.EVENT_READ, self._accept)
+                self._selector.register(listen(address, port), selectors.EVENT_READ, self._accept)
             except OSError as error:
                 not_ours = error.errno == errno.EADDRNOTAVAIL
                 self.failed[address] = "it is no address of this node" if not_ours else os.strerror(error.errno or 0)
@@ -212,7 +212,7 @@ class Listener:
         self._selector.close()
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
     listener = _tcp_socket(address)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)  # next to the socket that keeps the port

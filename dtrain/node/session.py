@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import network, probe, tree, wire
+from dtrain.node import network, probe, tree, tripwire, wire
 from dtrain.node.folder import JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -140,7 +140,7 @@ class _Session:
             self._reply(self._put_failed or wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
-        elif isinstance(order, (wire.Commit, wire.StartDaemon, wire.Finish, wire.Stop, wire.Ping)):
+        elif isinstance(order, (wire.Join, wire.Commit, wire.Stop, wire.Ping)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)
@@ -166,10 +166,7 @@ class _Session:
         try:
             self._held_port = network.reserve_port(order.ports)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not order.ports.last:
-                raise
-            hint = "widen ports: in the cluster file, or end what has them"
-            self._reply(wire.Failed("setup", f"no port of {order.ports.first}-{order.ports.last} is free", hint))
+            self._reply(_no_port(error, order.ports))
             return
         port: int = self._held_port.getsockname()[1]
         self._listener = network.Listener(order.token, self._node, order.addresses, port)
@@ -204,15 +201,37 @@ class _Session:
         elif not os.path.isdir(order.workdir):
             self._reply(wire.Failed("setup", f"the working directory {order.workdir} is not there", "sync: true sends it to the nodes"))
             return
+        watch_listener = None
+        if order.watch is not None and order.watch.node == order.watch.first:
+            try:
+                watch_listener = tripwire.listening_socket(order.watch.address, order.watch.ports)
+            except OSError as error:
+                self._reply(_no_port(error, order.watch.ports))
+                return
+        guard = self._start_guard(order, watch_listener)
+        if self._held_port is not None:
+            self._held_port.close()
+            self._held_port = None
+        watch_port = 0
+        if watch_listener is not None:
+            watch_port = watch_listener.getsockname()[1]
+            watch_listener.close()
+        self._agent = self._folder.connect()
+        self._agent.sendall(wire.frame(wire.Hold()))
+        self._reply(wire.Prepared(guard.pid, watch_port))
+
+    def _start_guard(self, order: wire.Prepare, watch_listener: Optional[socket.socket]) -> subprocess.Popen[bytes]:
+        # guard and agent keep the rendezvous port as long as they live; who listens there binds next to it (network.py)
+        kept = [held.fileno() for held in (self._held_port, watch_listener) if held is not None]
+        argv = [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path]
         with open(self._folder.stream("logs/agent.log"), "ab") as log:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path],
+                argv if watch_listener is None else [*argv, str(watch_listener.fileno())],
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # guard and agent keep the port as long as they live; who listens there binds next to it (network.py)
-                pass_fds=() if self._held_port is None else (self._held_port.fileno(),),
+                pass_fds=kept,
                 start_new_session=True,  # out of the connection's session: its end does not reach the job
             )
         assert guard.stdin is not None and guard.stdout is not None
@@ -221,25 +240,22 @@ class _Session:
         ready, _, _ = select.select([guard.stdout], [], [], _PREPARE_TIMEOUT_S)
         if not ready or not guard.stdout.readline():
             raise ValueError(f"the agent did not start; see {self._folder.stream('logs/agent.log')}")
-        if self._held_port is not None:
-            self._held_port.close()
-            self._held_port = None
         guard.returncode = 0  # it outlives this process; nobody here waits for it
-        self._reply(wire.Prepared(guard.pid))
+        return guard
 
     def _tell_agent(self, order: wire.Message) -> None:
         try:
             if self._agent is None:
                 self._agent = self._folder.connect()
             self._agent.sendall(wire.frame(order))
-            if isinstance(order, wire.Commit):
+            if isinstance(order, (wire.Join, wire.Commit)):
                 received = wire.read_frame(self._agent.recv)
                 if received is None:
                     raise ConnectionResetError
                 self._reply(received[0])
         except (ConnectionError, FileNotFoundError):
             self._agent = None  # the agent has ended; its events say how
-            if isinstance(order, wire.Commit):
+            if isinstance(order, (wire.Join, wire.Commit)):
                 self._reply(wire.Failed("no-job", "the job's agent is gone"))
 
     def _follow(self, order: wire.Follow) -> None:
@@ -277,3 +293,9 @@ def _failed(error: OSError) -> wire.Failed:
         raise error
     kind = "no-space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "setup"
     return wire.Failed(kind, f"{error.strerror}: {error.filename}" if error.filename else str(error))
+
+
+def _no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
+    if error.errno != errno.EADDRINUSE or not ports.last:
+        raise error
+    return wire.Failed("setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them")

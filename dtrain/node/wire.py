@@ -146,6 +146,19 @@ class MpiNode(Message):
     num_nodes: int
     first_address: str  # where mpirun is to be reached
     start_timeout_s: float  # from Commit to the last worker's first word
+    hosts: dict[str, str]  # on the first node: the nodes by the names under which mpirun knows them
+
+
+@dataclass(frozen=True)
+class Watch(Message):
+    """How the agents of a job watch each other (tripwire.py): all are connected to the first node's."""
+
+    token: str  # of this job; kept in memory alone
+    node: str  # that this goes to
+    first: str
+    address: str  # of the first node
+    ports: Ports  # one of these is the first node's for it
+    nodes: tuple[str, ...]  # all, on the first node
 
 
 @dataclass(frozen=True)
@@ -164,18 +177,24 @@ class Prepare(Message):
     grace_s: float  # from TERM to KILL
     lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
     mpi: Optional[MpiNode]  # None under other launchers
+    watch: Optional[Watch]  # None where the job has one node
+
+
+@dataclass(frozen=True)
+class Hold(Message):
+    """The session that prepared the job says so to its agent: until Commit, the agent ends with that session."""
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """Connect to the first node's agent: Done."""
+
+    port: int
 
 
 @dataclass(frozen=True)
 class Commit(Message):
     """Start what was prepared."""
-
-
-@dataclass(frozen=True)
-class StartDaemon(Message):
-    """mpirun on the first node wants this daemon here. A second one is not started."""
-
-    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -189,15 +208,10 @@ class StillHere(Message):
 
 
 @dataclass(frozen=True)
-class Finish(Message):
-    """Every worker of the whole job has ended: the launcher has nothing left to wait for."""
-
-
-@dataclass(frozen=True)
 class Stop(Message):
     """End the node's part of the job: TERM, grace_s, KILL."""
 
-    cause: str  # ctrl-c | stop | failure
+    cause: str  # ctrl-c | stop | failure; between agents also lease-over
     grace_s: float
 
 
@@ -280,6 +294,7 @@ class WantFiles(Message):
 @dataclass(frozen=True)
 class Prepared(Message):
     agent_pid: int
+    watch_port: int  # on which the first node's agent hears the others; 0 elsewhere
 
 
 @dataclass(frozen=True)
@@ -341,6 +356,65 @@ class WorkerOrder(Message):
     oom_score: int  # oom_score_adj: the kernel shall take a worker before the agent
 
 
+# ---- mpirun -> agent of the first node ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DaemonWanted(Message):
+    """mpirun wants its daemon on another node: Done."""
+
+    host: str  # as mpirun knows the node
+    argv: tuple[str, ...]
+
+
+# ---- agent <-> agent, over the tripwire ---------------------------------------------------------------------------
+# `at` is the sender's own clock. Stop goes both ways too.
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """First word of a node to the first one: Welcome."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Welcome(Message):
+    at: float
+
+
+@dataclass(frozen=True)
+class Beat(Message):
+    """This node is there. The first node answers each with its own."""
+
+    at: float
+    of: float  # `at` of the Beat that this one answers; 0 in others
+    launcher_silent_s: float  # since anyone known to this node heard of the launching side
+
+
+@dataclass(frozen=True)
+class WorkersDone(Message):
+    """To the first node: all workers of this one have ended."""
+
+
+@dataclass(frozen=True)
+class Finish(Message):
+    """Every worker of the whole job has ended: the launcher has nothing left to wait for."""
+
+
+@dataclass(frozen=True)
+class StartDaemon(Message):
+    """mpirun on the first node wants this daemon here. A second one is not started."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bye(Message):
+    """This node is over. Whose connection ends without it was killed."""
+
+
 # ---- events: the lines of events.jsonl --------------------------------------------------------------------------
 # `at` is the node's own clock, seconds since the epoch.
 
@@ -357,15 +431,6 @@ class AgentStarted(Message):
 class LauncherStarted(Message):
     at: float
     pid: int
-
-
-@dataclass(frozen=True)
-class DaemonWanted(Message):
-    """mpirun wants its daemon on another node; whoever follows passes it on as StartDaemon."""
-
-    at: float
-    host: str  # as mpirun knows the node
-    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -390,7 +455,25 @@ class WorkerEnded(Message):
 @dataclass(frozen=True)
 class NodeStopping(Message):
     at: float
-    cause: str  # worker-failed | launcher-failed | start-timeout | ctrl-c | stop | failure | lease-over | guard-killed | folder-gone
+    cause: str  # that of a Stop, or what NodeEnded gives as its reason
+
+
+@dataclass(frozen=True)
+class ClockOffset(Message):
+    """This node's clock compared with the first node's."""
+
+    at: float
+    offset_s: float  # ahead
+
+
+@dataclass(frozen=True)
+class PeerLost(Message):
+    """Another node of the job has gone without a word, as the agents see it."""
+
+    at: float
+    node: str
+    how: str
+    silent_s: float  # for so long nothing had been heard of it
 
 
 @dataclass(frozen=True)
@@ -407,13 +490,15 @@ class NodeEnded(Message):
     """Last event of a node: none of the job's processes is left there but the survivors."""
 
     at: float
-    outcome: str  # succeeded | failed | stopped
-    reason: str  # "" | worker-failed | launcher-failed | start-timeout | agent-killed | guard-killed | never-committed | lease-over
+    outcome: str  # succeeded | failed | stopped | lost
+    # "" | worker-failed | launcher-failed | start-timeout | agent-killed | guard-killed | folder-gone | never-committed | peer-lost
+    # | lease-over | rebooted | all-killed, or the cause of a Stop
+    reason: str
     detail: str  # the launcher's last lines where it failed by itself
     survivors: tuple[Survivor, ...]
 
 
-Event = Union[AgentStarted, LauncherStarted, DaemonWanted, WorkerStarted, WorkerEnded, NodeStopping, NodeEnded]
+Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, ClockOffset, PeerLost, NodeStopping, NodeEnded]
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------

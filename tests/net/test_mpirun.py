@@ -132,7 +132,6 @@ def test_a_killed_worker_py_is_the_cause_and_nobody_waits_for_mpirun(workspace: 
 
 
 def test_a_job_goes_on_without_the_launching_side(workspace: Workspace) -> None:
-    """That passes daemons on, and is needed no more once they are there."""
     workspace.write("wait.py", WAIT)
     go = workspace.root / "go"
     launch = workspace.start("launch", workspace.job(f"name: alone\nlauncher: mpirun\nscript: wait.py\nenv: {{GO: {go}}}\n"))
@@ -144,7 +143,8 @@ def test_a_job_goes_on_without_the_launching_side(workspace: Workspace) -> None:
     assert workspace.status("alone")["state"] == "SUCCEEDED"
 
 
-def test_a_launching_side_that_is_gone_before_the_daemons_are_there_hangs_nobody(workspace: Workspace) -> None:
+def test_a_node_that_mpirun_never_calls_hangs_nobody(workspace: Workspace) -> None:
+    """node0 never hears that it is to start mpirun, so node1 waits for its daemon in vain."""
     workspace.write("wait.py", WAIT)
     spec = load_job(workspace.job("launcher: mpirun\nscript: wait.py\nenv: {GO: never}\ngrace: 1\n"), environ={})
     targets = [Target(instance, spec.cluster.dir, "cut0ff", "cut-off") for instance in spec.cluster.instances]
@@ -152,9 +152,10 @@ def test_a_launching_side_that_is_gone_before_the_daemons_are_there_hangs_nobody
     facts = {node: link.ask(wire.Probe("python3", mpi=True)) for node, link in links.items()}
     loopback = wire.Address("lo", "127.0.0.1", 8, 0)
     plan = make_plan(spec, facts, Rendezvous(dict.fromkeys(links, loopback), 29500))  # type: ignore[arg-type]
+    ports = []
     for command in node_commands(spec, plan, "cut0ff"):
         assert command.mpi is not None
-        links[command.node].ask(
+        prepared = links[command.node].ask(
             wire.Prepare(
                 launcher_argv=command.argv,
                 launcher_env=command.env,
@@ -168,22 +169,23 @@ def test_a_launching_side_that_is_gone_before_the_daemons_are_there_hangs_nobody
                 grace_s=1.0,
                 lease_s=None,
                 mpi=dataclasses.replace(command.mpi, start_timeout_s=3.0),
+                watch=wire.Watch("t0k3n", command.node, "node0", "127.0.0.1", wire.Ports(0, 0), ("node0", "node1")),
             )
         )
-    for link in links.values():
-        link.ask(wire.Commit())
+        assert isinstance(prepared, wire.Prepared)
+        ports.append(prepared.watch_port)
+    links["node1"].ask(wire.Join(ports[0]))
+    links["node1"].ask(wire.Commit())
+    workspace.until(lambda: not [command for command in workspace.leftovers().values() if " guard " in command], "the agents to give up")
     for link in links.values():
         link.close()
-    workspace.until(lambda: workspace.leftovers() == {}, "the agents to give up", timeout_s=30)
-    waited = {}
-    for node in links:
-        ended = wire.from_json((workspace.nodes / f"jobs/cut0ff/{node}/events.jsonl").read_text().splitlines()[-1])
-        assert isinstance(ended, wire.NodeEnded) and (ended.outcome, ended.reason) == ("failed", "start-timeout")
-        waited[node] = ended.detail.splitlines()[-1]
-    assert waited == {
-        "node0": "dtrain: waited 3 s for mpirun; 0 of 1 workers started",
-        "node1": "dtrain: waited 3 s to be told to start mpirun's daemon; 0 of 1 workers started",
-    }
+    ended = [wire.from_json((workspace.nodes / f"jobs/cut0ff/{node}/events.jsonl").read_text().splitlines()[-1]) for node in links]
+    assert [(each.outcome, each.reason) for each in ended if isinstance(each, wire.NodeEnded)] == [
+        ("stopped", "failure"),
+        ("failed", "start-timeout"),
+    ]
+    assert isinstance(ended[1], wire.NodeEnded)
+    assert ended[1].detail.splitlines()[-1] == "dtrain: waited 3 s to be told to start mpirun's daemon; 0 of 1 workers started"
 
 
 def test_a_machine_without_mpirun_is_told_so(workspace: Workspace) -> None:

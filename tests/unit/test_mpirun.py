@@ -96,7 +96,7 @@ DAEMON = shlex.split(
     "orted -mca orte_leave_session_attached 1 -mca ess env -mca ess_base_jobid 450887680 -mca ess_base_vpid 2 -mca ess_base_num_procs 3"
     " -mca orte_node_regex vm,[3:127].1.0.1,[3:127].1.0.2@0(3) -mca orte_hnp_uri 450887680.0;tcp://10.0.0.1:37667 -mca plm rsh"
 )
-NODE = MpiNode("/usr/bin/orted", 2, 3, "10.0.0.1", 60.0)
+NODE = MpiNode("/usr/bin/orted", 2, 3, "10.0.0.1", 60.0, {})
 
 
 def test_the_daemon_of_this_node_and_job_is_let_through() -> None:

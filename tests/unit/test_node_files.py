@@ -55,7 +55,8 @@ def test_a_message_survives_its_way() -> None:
         "out",
         1.5,
         None,
-        wire.MpiNode("/orted", 1, 2, "10.0.0.1", 60.0),
+        wire.MpiNode("/orted", 1, 2, "10.0.0.1", 60.0, {"10.0.0.1": "n1"}),
+        wire.Watch("t0k3n", "n1", "n1", "10.0.0.1", wire.Ports(0, 0), ("n1", "n2")),
     )
     sent = bytearray(wire.frame(order, b"payload") + wire.frame(wire.Done()))
 
