@@ -40,10 +40,6 @@ def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_
     return 0
 
 
-def as_survivors(left: list[procs.Process]) -> tuple[wire.Survivor, ...]:
-    return tuple(wire.Survivor(process.pid, process.state, procs.command_line(process.pid)) for process in left)
-
-
 class Agent:
     """One thread, one selector: orders of sessions, words of workers and other agents, ends of children, the guard's pipe."""
 
@@ -418,7 +414,10 @@ class Agent:
         self._tripwire.leave()
         outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
         detail = self._launcher.last_words() if self._cause in ("launcher-failed", "start-timeout") else ""
-        self._event(wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, as_survivors(survivors)))
+        self._event(
+            wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, procs.as_survivors(survivors))
+        )
+        self._folder.settled()
 
     def _drain(self) -> bool:
         """Take what workers said before they ended. Whether there was anything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from dtrain.node import wire
 
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
+_UNSETTLED = "unsettled"
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -50,6 +52,14 @@ class NodeDir:
     def job(self, job: str, node: str) -> JobFolder:
         return JobFolder(os.path.join(self.root, "jobs", job, node))
 
+    def unsettled(self) -> list[JobFolder]:
+        """Jobs that began here, and whose last event nobody has written yet."""
+        try:
+            names = os.listdir(os.path.join(self.root, _UNSETTLED))
+        except FileNotFoundError:
+            return []
+        return [self.job(*name.split(".", 1)) for name in sorted(names) if "." in name]
+
 
 @dataclass(frozen=True)
 class JobFolder:
@@ -73,6 +83,22 @@ class JobFolder:
         except FileNotFoundError:
             logs = []
         return names + [f"logs/{log}" for log in logs if re.fullmatch(r"[a-z0-9]+\.log", log)]
+
+    def unsettle(self) -> None:
+        """Mark the job as begun, so that the next session finds it if everything of it is killed."""
+        os.makedirs(os.path.dirname(self._mark), mode=0o700, exist_ok=True)
+        os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def settled(self) -> None:
+        """The job is over on this node and has said so."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._mark)
+
+    @property
+    def _mark(self) -> str:
+        above, node = os.path.split(self.path)
+        jobs, job = os.path.split(above)
+        return os.path.join(os.path.dirname(jobs), _UNSETTLED, f"{job}.{node}")
 
     def make(self) -> None:
         os.makedirs(os.path.join(self.path, "logs"), mode=0o700, exist_ok=True)

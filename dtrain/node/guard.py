@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
     lock_fd = folder.lock(timeout_s=2.0)  # agent and guard hold it together
     listener = folder.listen()
     watch_listener = socket.socket(fileno=int(argv[1])) if argv[1:] else None
+    folder.unsettle()
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a job ends by its orders; SIG_IGN would be inherited by the user's process
@@ -46,6 +47,7 @@ def main(argv: list[str]) -> int:
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)
     if status != 0:
         _record_death(folder, status, survivors)
+        folder.settled()
     os.close(lock_fd)
     return 0
 
@@ -73,6 +75,6 @@ def _record_death(folder: JobFolder, status: int, survivors: list[procs.Process]
             outcome="failed",
             reason="agent-killed",
             detail=f"dtrain's agent on this node ended with code {code}",
-            survivors=agent.as_survivors(survivors),
+            survivors=procs.as_survivors(survivors),
         )
     )

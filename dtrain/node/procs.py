@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Optional
 
+from dtrain.node import wire
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4  # linux/sched.h
@@ -81,6 +83,44 @@ def descendants(root: int) -> list[Process]:
         found += [process for process in below if process.state not in "ZX"]
         waiting += [process.pid for process in below]
     return found
+
+
+def with_variable(name: str, value: str) -> list[Process]:
+    """All living processes that have this variable in their environment, and whatever is below them; never this one."""
+    wanted = f"{name}={value}".encode()
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        process = look(int(entry))
+        if process is None or process.state in "ZX":
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                has_it = wanted in file.read().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if has_it:
+            for each in (process, *descendants(process.pid)):
+                found[each.pid] = each
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def kill(processes: list[Process]) -> None:
+    """KILL processes that somebody else started: each only if it is still the one that was found."""
+    pids = {process.pid for process in processes}
+    for process in processes:
+        now = look(process.pid)
+        if now is not None and now.start_ticks == process.start_ticks:
+            if process.pgid == process.pid or process.pgid in pids:
+                _signal(os.killpg, process.pgid, signal.SIGKILL)
+            _signal(os.kill, process.pid, signal.SIGKILL)
+
+
+def as_survivors(left: list[Process]) -> tuple[wire.Survivor, ...]:
+    """What a last event says of processes that are still there."""
+    return tuple(wire.Survivor(process.pid, process.state, command_line(process.pid)) for process in left)
 
 
 def command_line(pid: int) -> str:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import network, probe, tree, tripwire, wire
+from dtrain.node import network, probe, remains, tree, tripwire, wire
 from dtrain.node.folder import JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -115,6 +115,8 @@ class _Session:
         if now_s >= self._look_at_s:
             alive = self._folder.is_alive()
             self._look_at_s = now_s + _LOOK_S
+            if not alive and self._is_alive:
+                remains.settle_job(self._folder)
         if follower.send_new():
             self._active_s = now_s
         elif self._is_alive and not alive:
@@ -156,6 +158,7 @@ class _Session:
     def _open(self, order: wire.Open) -> None:
         self._node = order.node
         node_dir = NodeDir.at(order.dir)
+        remains.settle(node_dir)
         self._folder = node_dir.job(order.job, order.node)
         self._output_dir = node_dir.outputs(order.name, order.node)
         self._blobs = tree.Blobs(node_dir.blobs)

@@ -1,0 +1,84 @@
+"""What is left of a job whose agent and guard are both gone: found, ended and recorded by the next session on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Optional
+
+from dtrain.node import procs, wire
+from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, NodeDir
+
+_KILL_TIMEOUT_S = 10.0
+
+
+def settle(node_dir: NodeDir) -> None:
+    """Settle every job of this node that nobody looks after any more."""
+    for folder in node_dir.unsettled():
+        settle_job(folder)
+
+
+def settle_job(folder: JobFolder) -> None:
+    """End what a job has left running, and write its last event; nothing where the job is alive, over, or never began."""
+    started, is_over = _read(folder)
+    if started is None or is_over:
+        return
+    try:
+        lock = folder.lock()
+    except OSError:  # agent or guard lives, another session is at it, or the folder is being deleted
+        return
+    try:
+        if _read(folder)[1]:
+            return  # another session was faster
+        if started.boot_id != procs.boot_id():
+            _end(folder, "rebooted", "the node was started anew", [])  # its processes are gone, and their ids are others' now
+            return
+        num_found, left = _kill_processes_of(folder)
+        found = f"; what they had left running was killed: {num_found} process{'' if num_found == 1 else 'es'}" if num_found else ""
+        _end(folder, "all-killed", f"dtrain's agent and guard on it were killed{found}", left)
+    finally:
+        os.close(lock)
+
+
+def _end(folder: JobFolder, reason: str, detail: str, left: list[procs.Process]) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the next session tries again
+        folder.append_event(wire.NodeEnded(time.time(), "lost", reason, detail, procs.as_survivors(left)))
+        folder.settled()
+
+
+def _read(folder: JobFolder) -> tuple[Optional[wire.AgentStarted], bool]:
+    """How the agent started, and whether there is a last event."""
+    started, is_over = None, False
+    try:
+        with open(folder.stream(wire.EVENTS), "rb") as file:
+            for line in file:
+                try:
+                    event = wire.from_json(line)
+                except ValueError:  # torn, as on a full disk
+                    continue
+                if isinstance(event, wire.AgentStarted):
+                    started = event
+                is_over = is_over or isinstance(event, wire.NodeEnded)
+    except OSError:
+        return None, False
+    return started, is_over
+
+
+def _kill_processes_of(folder: JobFolder) -> tuple[int, list[procs.Process]]:
+    """KILL whatever carries the job's folder in its environment, and what is below that, until nothing is found twice.
+
+    Returns:
+        How many there were, and what is left of them.
+    """
+    found: set[tuple[int, int]] = set()
+    until_s = time.monotonic() + _KILL_TIMEOUT_S
+    num_empty = 0
+    while True:
+        left = procs.with_variable(FOLDER_VARIABLE, folder.path)
+        found |= {(process.pid, process.start_ticks) for process in left}
+        num_empty = 0 if left else num_empty + 1
+        if num_empty == 2 or time.monotonic() >= until_s:
+            return len(found), left
+        procs.kill(left)
+        time.sleep(0.01)

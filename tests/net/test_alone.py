@@ -1,0 +1,131 @@
+"""What the nodes of a job do for each other while nobody looks after them (node/tripwire.py, node/remains.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cluster import Workspace
+from tests.lan import DIR, Lan, Node
+
+pytestmark = [pytest.mark.net, pytest.mark.root]
+
+# Ready, and then there for ever: with a child in a session of its own, as a daemon would be.
+STAY = """
+import os, subprocess, time
+subprocess.Popen(["setsid", "sleep", "600"])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def running(lan: Lan, workspace: Workspace, *, launcher: str = "torchrun", more: str = "") -> subprocess.Popen[str]:
+    workspace.write("stay.py", STAY)
+    job = workspace.write("job.yaml", f"name: stays\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\nlauncher: {launcher}\n{more}")
+    launch = workspace.start("launch", job)
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 3, "the workers")
+    return launch
+
+
+def kill(node: Node, *parts: str) -> None:
+    """KILL the processes whose command has one of these parts, all at once."""
+    pids = [str(pid) for pid, command in node.processes().items() if any(part in command for part in parts)]
+    assert len(pids) >= len(parts), node.processes()
+    subprocess.run(("nsenter", "--pid", "--mount", "--target", str(node.init), "kill", "-9", *pids), check=True)
+
+
+def orphan(launch: subprocess.Popen[str]) -> None:
+    launch.kill()
+    launch.communicate()
+
+
+def all_stopped(lan: Lan, workspace: Workspace, timeout_s: float) -> None:
+    workspace.until(lambda: lan.processes() == {}, f"the nodes to stop: {lan.processes()}", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_a_worker_that_dies_ends_the_job_without_a_launcher(lan: Lan, workspace: Workspace, launcher: str) -> None:
+    orphan(running(lan, workspace, launcher=launcher))
+    kill(lan.nodes[2], "stay.py")
+    all_stopped(lan, workspace, timeout_s=15)
+    status = workspace.status("stays")
+    assert (status["state"], status["exit_code"]) == ("FAILED", 137)
+    assert (status["first_failure"]["node"], status["first_failure"]["rank"]) == ("n3", 2)
+
+
+def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -> None:
+    """Its own agent notices too: nobody can reach it, and nothing is left on it either."""
+    launch = running(lan, workspace)
+    began = time.monotonic()
+    with lan.cut(lan.nodes[1]):
+        workspace.until(lambda: not lan.nodes[0].processes() and not lan.nodes[2].processes(), "the others to stop", timeout_s=40)
+        assert time.monotonic() - began < 30
+        result = workspace.wait(launch, timeout_s=60)
+        assert result.code == 69, result.err
+        workspace.until(lambda: " guard " not in str(lan.nodes[1].processes()), "the silent node to stop", timeout_s=20)
+    status = workspace.status("stays")
+    assert status["state"] == "LOST"
+    assert [node["state"] for node in status["nodes"]] == ["STOPPED", "LOST", "STOPPED"]
+    assert (status["first_failure"]["node"], status["first_failure"]["reason"]) == ("n2", "node-lost")
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_without_agent_and_guard_is_cleaned(lan: Lan, workspace: Workspace, node: int) -> None:
+    """torchrun gives each worker a session of its own, so the death of all above ends none of them."""
+    launch = running(lan, workspace)
+    kill(lan.nodes[node], " guard ")
+    result = workspace.wait(launch, timeout_s=40)
+    assert result.code == 69, result.err
+    all_stopped(lan, workspace, timeout_s=10)
+    status = workspace.status("stays")
+    assert (status["state"], status["first_failure"]["node"]) == ("LOST", f"n{node + 1}")
+    assert status["first_failure"]["reason"] == "all-killed"
+
+
+def test_the_next_contact_finds_what_a_killed_job_left(lan: Lan, workspace: Workspace) -> None:
+    orphan(running(lan, workspace))
+    kill(lan.nodes[1], " guard ", "torch.distributed.run", "session")
+    workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
+    assert "sleep 600" in lan.nodes[1].processes().values()
+    status = workspace.status("stays")
+    assert (status["state"], status["exit_code"]) == ("LOST", 69)
+    all_stopped(lan, workspace, timeout_s=5)
+
+
+def test_a_restart_of_a_node_signals_nobody(lan: Lan, workspace: Workspace) -> None:
+    """Whoever has the old ids now, even with the old variables, is not the job's."""
+    orphan(running(lan, workspace))
+    n2 = lan.nodes[1]
+    enter = ("nsenter", "--pid", "--mount", "--net", "--target", str(n2.init))
+    kill(n2, "dtrain", "sleep 600", "stay.py")
+    boot_id = n2.path("/run/etc/boot_id")
+    boot_id.write_text("11111111-2222-3333-4444-555555555555\n")
+    subprocess.run((*enter, "mount", "--bind", "/run/etc/boot_id", "/proc/sys/kernel/random/boot_id"), check=True)
+    job = next(n2.path(f"{DIR}/jobs").iterdir()).name
+    innocent = subprocess.Popen((*enter, "env", f"DTRAIN_JOB_FOLDER={DIR}/jobs/{job}/n2", "sleep", "601"))
+    try:
+        workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
+        status = workspace.status("stays")
+        assert (status["state"], status["first_failure"]["reason"]) == ("LOST", "rebooted")
+        assert innocent.poll() is None
+    finally:
+        os.kill(innocent.pid, signal.SIGKILL)
+        innocent.wait()
+        kill(n2, "sleep 601")
+        subprocess.run((*enter, "umount", "/proc/sys/kernel/random/boot_id"), check=True)
+
+
+def test_a_launcher_killed_between_two_nodes_leaves_nothing(lan: Lan, workspace: Workspace) -> None:
+    """One node is slow to prepare: its session stands still when the launcher dies."""
+    workspace.write("stay.py", STAY)
+    job = workspace.write("job.yaml", "name: half\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\n")
+    workspace.write("big", "x" * 60_000_000)
+    launch = workspace.start("launch", job)
+    workspace.until(lambda: any(" guard " in str(node.processes()) for node in lan.nodes) or launch.poll() is not None, "a first agent")
+    orphan(launch)
+    all_stopped(lan, workspace, timeout_s=20)
+    assert workspace.status("half")["state"] in ("FAILED", "STOPPED")
