@@ -70,6 +70,34 @@ def test_a_lost_node_and_a_failed_start() -> None:
         assert (stopped.state, stopped.exit_code, stopped.exit_source) == (State.STOPPED, code, "dtrain")
 
 
+def test_causes_are_put_in_order_by_one_clock() -> None:
+    """b's clock is three minutes ahead, so what came first there looks like the last by far."""
+    state = _running().after("b", wire.ClockOffset(2.5, 180.0))
+    state = state.after("a", _ended(0, 5, 10.0)).after("b", _ended(1, 7, 189.5))
+    state = state.after("a", _over("failed", "worker-failed")).after("b", _over("failed", "worker-failed", at=190.0))
+    assert state.first_failure is not None
+    assert (state.first_failure.node, state.first_failure.at, state.exit_code) == ("b", 9.5, 7)
+
+
+def test_the_word_of_others_is_evidence_and_a_nodes_own_word_is_better() -> None:
+    missed = _running().after("a", wire.PeerLost(20.0, "b", "said nothing for 15 s", 15.0)).after("a", _over("stopped", "peer-lost"))
+    assert missed.state is State.RUNNING  # b may still speak for itself
+    lost = missed.after("", NodeLost(40.0, "b", "as a saw it, said nothing for 15 s"))
+    assert (lost.state, lost.exit_code) == (State.LOST, 69)
+    assert lost.first_failure is not None
+    assert (lost.first_failure.node, lost.first_failure.reason, lost.first_failure.at) == ("b", "node-lost", 5.0)
+    own = missed.after("b", _over("failed", "agent-killed", at=30.0))
+    assert own.first_failure is not None and own.first_failure.reason == "agent-killed"
+    both_cut_off = missed.after("b", wire.PeerLost(21.0, "a", "said nothing for 15 s", 15.0)).after("b", _over("stopped", "peer-lost"))
+    assert (both_cut_off.state, both_cut_off.exit_code, both_cut_off.exit_source) == (State.FAILED, 69, "dtrain")
+
+
+def test_a_node_that_was_started_anew_is_lost() -> None:
+    state = _running().after("b", _over("lost", "rebooted")).after("a", _over("stopped", "failure"))
+    assert (state.state, state.exit_code) == (State.LOST, 69)
+    assert state.first_failure is not None and state.first_failure.reason == "rebooted"
+
+
 @pytest.mark.parametrize(
     ("code", "signal", "last_line", "reason"),
     [
