@@ -39,6 +39,7 @@ class Link:
         self._channel = channel
         self._writing = threading.Lock()
         self._fault = ""
+        self.heard_s = time.monotonic()  # when something last came from the node
 
     @classmethod
     def open(cls, target: Target) -> Link:
@@ -86,6 +87,7 @@ class Link:
         while received is not None and isinstance(received[0], wire.StillHere):
             try:
                 received = wire.read_frame(self._channel.read)
+                self.heard_s = time.monotonic()
             except (OSError, ValueError) as error:
                 self._fault = str(error)
                 return None
