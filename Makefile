@@ -63,6 +63,7 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/trainer_overhead.py
+	$(BIN)/python benchmarks/idle.py
 
 clean: ## Remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

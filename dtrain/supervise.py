@@ -230,17 +230,14 @@ class Supervisor:
 
     def _look_for_lost_nodes(self) -> None:
         """The other nodes say that one is gone, and this machine hears nothing of it either."""
-        now_s = time.monotonic()
         for node in self.state.nodes:
-            follower = self._followers.get(node.name)
-            if (
-                node.missed
-                and not node.state.is_final
-                and follower is not None
-                and now_s >= max(follower.heard_s, self._began_s) + _SILENT_S
-            ):
+            if node.missed and not node.state.is_final and self._silent_s(node.name) >= _SILENT_S:
                 self._intake.take_own(NodeLost(time.time(), node.name, node.missed))
         self._leave_those_that_ended()
+
+    def _silent_s(self, node: str) -> float:
+        follower = self._followers.get(node)
+        return 0.0 if follower is None else time.monotonic() - max(follower.heard_s, self._began_s)
 
     def _tell_all(self, order: wire.Message) -> None:
         for node, follower in self._followers.items():
