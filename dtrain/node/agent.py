@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Optional
 
-from dtrain.node import mpi, procs, wire
+from dtrain.node import gpus, mpi, procs, wire
 from dtrain.node.folder import JobFolder, peer_uid
 
 ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself
@@ -23,11 +23,11 @@ _POLL_S = 0.05  # while stopping
 _LOOK_S = 5.0  # between two looks at whether the job's folder is still there
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> int:
+def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, gpu_locks: tuple[int, ...]) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, guard_alive).run()
+        Agent(folder, order, listener, guard_alive, gpu_locks).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -42,9 +42,12 @@ def as_survivors(left: list[procs.Process]) -> tuple[wire.Survivor, ...]:
 class Agent:
     """One thread, one selector: orders of sessions, words of workers, ends of children, the guard's pipe."""
 
-    def __init__(self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int) -> None:
+    def __init__(
+        self, folder: JobFolder, order: wire.Prepare, listener: socket.socket, guard_alive: int, gpu_locks: tuple[int, ...]
+    ) -> None:
         self._folder = folder
         self._order = order
+        self._gpu_locks = gpu_locks
         self._listener = listener
         self._launcher: Optional[subprocess.Popen[bytes]] = None
         self._launcher_status: Optional[int] = None
@@ -340,6 +343,7 @@ class Agent:
 
     def _end(self) -> None:
         survivors = procs.kill_all(self._on_exit, KILL_TIMEOUT_S)
+        gpus.release(self._gpu_locks)  # before the end is told: whoever hears of it may launch the next job at once
         while self._drain():
             pass
         outcome = (

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from dtrain.node import agent, procs, wire
+from dtrain.node import agent, gpus, procs, wire
 from dtrain.node.folder import JobFolder
 
 KILL_TIMEOUT_S = 20.0
@@ -16,15 +16,15 @@ def main(argv: list[str]) -> int:
     """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
 
     Args:
-        argv: the job folder.
+        argv: the job folder, and the descriptors of the GPUs' locks. The session has locked the folder too: guard and agent
+            inherit all of it, so that the kernel lets go of it when both are gone.
     """
-    folder = JobFolder(argv[0])
+    folder, gpu_locks = JobFolder(argv[0]), tuple(map(int, argv[1:]))
     received = wire.read_frame(lambda size: os.read(0, size))
     if received is None:
         return 1  # the session ended before it said what to do
     order = received[0]
     assert isinstance(order, wire.Prepare)
-    lock_fd = folder.lock(timeout_s=2.0)  # agent and guard hold it together
     listener = folder.listen()
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -34,15 +34,15 @@ def main(argv: list[str]) -> int:
     agent_pid = os.fork()
     if agent_pid == 0:
         os.close(held_by_guard)
-        os._exit(agent.main(folder, order, listener, guard_alive))
+        os._exit(agent.main(folder, order, listener, guard_alive, gpu_locks))
     os.close(guard_alive)
     listener.close()
     _leave_session()
     status = _wait_for(agent_pid)
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)
+    gpus.release(gpu_locks)
     if status != 0:
         _record_death(folder, status, survivors)
-    os.close(lock_fd)
     return 0
 
 

@@ -18,11 +18,12 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import network, probe, tree, wire
+from dtrain.node import gpus, network, probe, tree, wire
 from dtrain.node.folder import JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
 _PREPARE_TIMEOUT_S = 30.0
+_LOCK_TIMEOUT_S = 2.0
 _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
@@ -55,7 +56,8 @@ class _Session:
     def __init__(self, orders: int, replies: int) -> None:
         self._orders = orders
         self._replies = replies
-        self._node = ""
+        self._about: wire.Open
+        self._node_dir: NodeDir
         self._folder: JobFolder
         self._output_dir = ""
         self._blobs: tree.Blobs
@@ -125,7 +127,8 @@ class _Session:
         if isinstance(order, wire.Open):
             self._open(order)
         elif isinstance(order, wire.Probe):
-            self._reply(probe.facts(order, bundle=_BUNDLE, job_folder=self._folder.path, output_dir=self._output_dir))
+            own = {"bundle": _BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
+            self._reply(probe.facts(order, self._node_dir, **own))
         elif isinstance(order, wire.Listen):
             self._listen(order)
         elif isinstance(order, wire.Dial):
@@ -154,11 +157,11 @@ class _Session:
             raise ValueError(f"a session takes no {type(order).__name__}")
 
     def _open(self, order: wire.Open) -> None:
-        self._node = order.node
-        node_dir = NodeDir.at(order.dir)
-        self._folder = node_dir.job(order.job, order.node)
-        self._output_dir = node_dir.outputs(order.name, order.node)
-        self._blobs = tree.Blobs(node_dir.blobs)
+        self._about = order
+        self._node_dir = NodeDir.at(order.dir)
+        self._folder = self._node_dir.job(order.job, order.node)
+        self._output_dir = self._node_dir.outputs(order.name, order.node)
+        self._blobs = tree.Blobs(self._node_dir.blobs)
         self._at_end.callback(self._blobs.close)
         self._reply(wire.Done())
 
@@ -172,7 +175,7 @@ class _Session:
             self._reply(wire.Failed("setup", f"no port of {order.ports.first}-{order.ports.last} is free", hint))
             return
         port: int = self._held_port.getsockname()[1]
-        self._listener = network.Listener(order.token, self._node, order.addresses, port)
+        self._listener = network.Listener(order.token, self._about.node, order.addresses, port)
         self._reply(wire.Listening(port, self._listener.failed))
 
     def _settle(self, order: wire.Settle) -> None:
@@ -196,7 +199,22 @@ class _Session:
             self._put_failed = _failed(error)
 
     def _prepare(self, order: wire.Prepare) -> None:
-        self._folder.make()
+        with contextlib.ExitStack() as taken:  # guard and agent inherit the locks; what is left here is let go of
+            try:
+                gpu_locks = gpus.reserve(self._node_dir, order.gpus, self._about)
+                for lock in gpu_locks:
+                    taken.callback(os.close, lock)
+                self._folder.make()
+                job_lock = self._folder.lock(_LOCK_TIMEOUT_S)
+                taken.callback(os.close, job_lock)
+            except gpus.Taken as error:
+                self._reply(_taken(error, self._about))
+            except BlockingIOError:
+                self._reply(_runs_already(self._about))
+            else:
+                self._start_guard(order, job_lock, gpu_locks)
+
+    def _start_guard(self, order: wire.Prepare, job_lock: int, gpu_locks: tuple[int, ...]) -> None:
         os.makedirs(self._output_dir, mode=0o700, exist_ok=True)
         if order.workdir is None:
             self._blobs.make_tree(order.entries, self._folder.tree)
@@ -206,13 +224,13 @@ class _Session:
             return
         with open(self._folder.stream("logs/agent.log"), "ab") as log:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path],
+                [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path, *map(str, gpu_locks)],
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # guard and agent keep the port as long as they live; who listens there binds next to it (network.py)
-                pass_fds=() if self._held_port is None else (self._held_port.fileno(),),
+                # guard and agent keep these as long as they live; who listens on the port binds next to it (network.py)
+                pass_fds=(job_lock, *gpu_locks, *(() if self._held_port is None else (self._held_port.fileno(),))),
                 start_new_session=True,  # out of the connection's session: its end does not reach the job
             )
         assert guard.stdin is not None and guard.stdout is not None
@@ -270,6 +288,22 @@ class _Session:
                 data = data[os.write(self._replies, data) :]
             signal.alarm(0)
             self._said_s = time.monotonic()
+
+
+def _taken(error: gpus.Taken, about: wire.Open) -> wire.Failed:
+    by = error.by
+    if by == about:
+        return _runs_already(about)
+    if by is not None and by.job == about.job:
+        return wire.Failed(
+            "setup", f"GPU {error.index} is {by.node}'s already: both are one machine", "name each machine once in instances"
+        )
+    job = "another job" if by is None else f"job {by.name} {by.job}"
+    return wire.Failed("busy", f"GPU {error.index} was just taken by {job}", "dtrain launch --wait waits until it is free")
+
+
+def _runs_already(about: wire.Open) -> wire.Failed:
+    return wire.Failed("setup", f"job {about.job} runs there already", f"dtrain status {about.job} shows it")
 
 
 def _failed(error: OSError) -> wire.Failed:

@@ -162,6 +162,7 @@ def test_a_launching_side_that_is_gone_before_the_daemons_are_there_hangs_nobody
                 worker_env=command.worker_env,
                 secrets={},
                 num_workers=1,
+                gpus=(),
                 entries=(),
                 workdir=str(workspace.workdir),
                 outputs="out",
