@@ -41,6 +41,7 @@ class _WithArguments(click.Command):
 @click.command("launch", cls=_WithArguments, epilog="Example: dtrain launch job.yaml --cluster lab.yaml -- --epochs 3")
 @click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
+@click.option("--wait", is_flag=True, help="Where others hold the GPUs, wait until they are free.")
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
 @click.option(
@@ -48,7 +49,7 @@ class _WithArguments(click.Command):
     help="Seconds that the job outlives its launcher.",
 )  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool, as_json: bool, lease: int) -> int:
+def command(ctx: click.Context, file: Path, cluster: Path | None, wait: bool, dry_run: bool, as_json: bool, lease: int) -> int:
     """Run a job on all its nodes and follow it to its end.
 
     FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node. The exit
@@ -60,7 +61,7 @@ def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool,
     if dry_run:
         _show_plan(spec, lease, as_json=as_json)
         return 0
-    return follow_to_end(spec, lease, LiveView(console.person()))
+    return follow_to_end(spec, lease, LiveView(console.person()), wait=wait)
 
 
 def _show_plan(spec: JobSpec, lease_s: float, *, as_json: bool) -> None:
@@ -74,14 +75,14 @@ def _show_plan(spec: JobSpec, lease_s: float, *, as_json: bool) -> None:
     print_commands(out, commands, spec.secrets)
 
 
-def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
+def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView, *, wait: bool = False) -> int:
     """Start a job, show it until it ends, and return its exit code."""
     store = Store.default()
     out = console.person()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell lets its background commands ignore it
     signal.signal(signal.SIGTERM, _terminated)
     with view:
-        job = api.launch(spec, store=store, progress=view, lease_s=lease_s)
+        job = api.launch(spec, store=store, progress=view, lease_s=lease_s, wait=wait)
         supervisor = job.supervisor(view)
         _stop_on_signals(supervisor, job.plan.grace_s, view)
         state = supervisor.run(job.targets, job.links, renew_lease=True)

@@ -71,6 +71,8 @@ def test_gpus_that_a_process_holds_are_refused_with_who_it_is(workspace: Workspa
         assert f"error: node0: {told}\n{held}\nhint: dtrain launch --wait waits" in result.err
     free = workspace.dtrain("launch", _job(workspace, "free", "[0]"))
     assert free.code == 0 and "given 0\n" in free.err
+    never = workspace.dtrain("launch", _job(workspace, "never", "3"), "--wait", timeout_s=30)
+    assert never.code == 75 and "error: node0: 3 GPUs wanted, 2 of 2 left\nhint: ask for fewer" in never.err
     assert sorted(path.name for path in workspace.nodes.glob("jobs/*")) == [workspace.status()["job"]]  # the others left nothing
 
 
@@ -124,6 +126,49 @@ def test_of_two_launches_at_one_moment_one_has_the_gpu(workspace: Workspace) -> 
     winner = next(name for name in ("left", "right") if workspace.status(name)["state"] == "SUCCEEDED")
     assert f"node0: GPU 0 was just taken by job {winner} {workspace.status(winner)['job']}\nhint: dtrain launch --wait" in results[1].err
     assert workspace.leftovers() == {}
+
+
+def test_wait_goes_on_when_the_gpu_is_free(workspace: Workspace) -> None:
+    gpus = Gpus(workspace, 1)
+    go = workspace.root / "go"
+    first = workspace.start("launch", _job(workspace, "first", "1", go=go))
+    _until_given(workspace, "first", "0")
+    second = workspace.start("launch", _job(workspace, "second", "auto"), "--wait")
+    before = gpus.num_asked
+    workspace.until(lambda: gpus.num_asked >= before + 2, "a second look")
+    job = workspace.status("first")["job"]
+    go.touch()
+    assert workspace.wait(first).code == 0
+    result = workspace.wait(second)
+    assert result.code == 0, result.err
+    assert result.err.count(f"waiting for GPUs: node0: GPU 0 wanted, 0 free\n  GPU 0 is held by job first {job}\n") == 1
+    assert "given 0\n" in result.err
+
+
+def test_two_that_wait_have_the_gpu_one_after_the_other(workspace: Workspace) -> None:
+    """Where both saw it free at one moment, the one that came too late waits on."""
+    gpus = Gpus(workspace, 1)
+    gpus.let_meet(2)
+    go = workspace.root / "go"
+    launches = [workspace.start("launch", _job(workspace, name, "1", go=go), "--wait") for name in ("left", "right")]
+    workspace.until(lambda: gpus.num_asked > 2, "the late one to look again")
+    go.touch()
+    assert [workspace.wait(launch).code for launch in launches] == [0, 0]
+
+
+def test_ctrl_c_ends_the_waiting_and_leaves_nothing(workspace: Workspace, foreigner: subprocess.Popen[bytes]) -> None:
+    gpus = Gpus(workspace, 1)
+    gpus.compute(0, foreigner.pid)
+    launch = workspace.start("launch", _job(workspace, "waits", "1"), "--wait")
+    workspace.until(lambda: gpus.num_asked >= 1, "the first look")
+    assert launch.stderr is not None
+    lines = [launch.stderr.readline(), launch.stderr.readline()]
+    assert lines[0] == "waiting for GPUs: node0: 1 GPU wanted, 0 free\n" and f"pid {foreigner.pid} of " in lines[1]
+    launch.send_signal(signal.SIGINT)
+    result = workspace.wait(launch, timeout_s=20)
+    assert result.code == 130 and "stopped by Ctrl-C" in result.err
+    assert workspace.leftovers() == {}
+    assert not list(workspace.nodes.glob("jobs/*")) and workspace.dtrain("status").err == "no job was launched from here yet\n"
 
 
 def test_killed_agents_hold_no_gpu(workspace: Workspace) -> None:
