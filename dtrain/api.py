@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.errors import NoSuchJob, PreflightFailed
+from dtrain.errors import GpusMissing, NodesBusy, NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState
 from dtrain.link import Link, Target
@@ -21,6 +23,7 @@ from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher
 ASK_NODES_S = 3.0
+_WAIT_S = (2.0, 4.0)  # between two looks at whether GPUs are free; at random, so that two who wait do not meet for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ def launch(
     store: Store | None = None,
     progress: Progress | None = None,
     lease_s: float | None = LEASE_S,
+    wait: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Job:
     """Start a job on all its nodes.
@@ -54,14 +58,23 @@ def launch(
     Args:
         job: a job file, or what `load_job` made of one.
         lease_s: the job stops when this process is gone, or says nothing, for longer; None: never.
+        wait: where others hold the GPUs, try again until they are free, however long that takes.
 
     Raises:
         DtrainError: nothing is running, and the error says why.
     """
     spec = job if isinstance(job, JobSpec) else load_job(Path(job), environ=environ)
     kept = store or Store.default(environ)
-    started = start(spec, kept, progress or _Quiet(), lease_s=lease_s, environ=environ)
-    return Job(started.job, started.plan, kept, started.targets, started.links)
+    told = progress or _Quiet()
+    while True:
+        try:
+            started = start(spec, kept, told, lease_s=lease_s, environ=environ)
+            return Job(started.job, started.plan, kept, started.targets, started.links)
+        except NodesBusy as error:
+            if not wait or isinstance(error, GpusMissing):
+                raise
+            told.busy(error.message)
+        time.sleep(random.uniform(*_WAIT_S))
 
 
 def targets(record: JobRecord) -> tuple[Target, ...]:
@@ -141,5 +154,6 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
 
 class _Quiet:
     def step(self, text: str) -> None: ...
+    def busy(self, text: str) -> None: ...
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...

@@ -6,6 +6,7 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 ├── NodeUnreachable        69  a node cannot be reached, or was lost
 ├── NoSpace                73  no room for the store or a node's folder
 ├── NodesBusy              75  the GPUs asked for are not free
+│   └── GpusMissing        75  a node does not have them at all: waiting does not help
 ├── AccessDenied           77  authentication failed or a host key was refused
 ├── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
 └── StoppedElsewhere      143  `dtrain stop` came while the job was being started
@@ -71,6 +72,9 @@ class NoSpace(DtrainError):
 
 class NodesBusy(DtrainError):
     exit_code = 75
+
+
+class GpusMissing(NodesBusy): ...
 
 
 class AccessDenied(DtrainError):

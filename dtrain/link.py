@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from dtrain.bundle import Bundle, bundle
-from dtrain.errors import DtrainError, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
+from dtrain.errors import DtrainError, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
 from dtrain.node import wire
 from dtrain.spec import Instance
 from dtrain.transport import Channel, transport_to
@@ -158,5 +158,5 @@ def _boot(channel: Channel, target: Target, code: Bundle) -> None:
 
 
 def _as_error(node: str, failed: wire.Failed) -> DtrainError:
-    kinds: dict[str, type[DtrainError]] = {"no-space": NoSpace, "setup": PreflightFailed, "no-job": NoSuchJob}
+    kinds: dict[str, type[DtrainError]] = {"no-space": NoSpace, "setup": PreflightFailed, "busy": NodesBusy, "no-job": NoSuchJob}
     return kinds.get(failed.kind, DtrainError)(f"{node}: {failed.text}", hint=failed.hint)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import NodesBusy, PreflightFailed, Problem, SpecError
-from dtrain.node.wire import Address, NodeFacts
+from dtrain.errors import GpusMissing, NodesBusy, PreflightFailed, Problem, SpecError
+from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import TrainerConfig
@@ -95,13 +95,14 @@ def make_plan(
         lease_s: a foreground job stops when its launcher is gone for longer.
 
     Raises:
-        NodesBusy: a node has fewer GPUs than asked for.
+        GpusMissing: a node has fewer GPUs than asked for.
+        NodesBusy: it has them, and others hold them.
         PreflightFailed: a node cannot run the job.
         SpecError: the batch does not fit the cluster.
     """
     instances = spec.cluster.instances
     choices = [_device(spec, instance, facts[instance.name] if facts else None) for instance in instances]
-    choices = _share_this_machine(instances, choices)
+    choices = _hand_out_gpus(instances, choices)
     num_cpu_workers_here = sum(choice.count or 0 for instance, choice in zip(instances, choices, strict=True) if instance.host is None)
     nodes = []
     rank = 0
@@ -191,7 +192,7 @@ class _Choice:
     device: str
     count: int | None  # workers; None while the node's GPUs are unknown
     gpus: tuple[int, ...]
-    taken_from: tuple[int, ...] = ()  # GPUs of the machine, where instances share it
+    there: tuple[Gpu, ...] = ()  # of the machine, where they are to be chosen from
 
 
 def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choice:
@@ -200,44 +201,80 @@ def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choi
     if found is None:
         indices = wanted if isinstance(wanted, tuple) else ()
         return _Choice("<device>" if device == "auto" else device, number, indices)
-    there = tuple(gpu.index for gpu in found.gpus)
-    if device == "cpu" or (device == "auto" and not there and not isinstance(wanted, tuple)):
+    if device == "cpu" or (device == "auto" and not found.gpus and not isinstance(wanted, tuple)):
         return _Choice("cpu", CPU_WORKERS if number is None else number, ())
-    if not there:
+    if not found.gpus:
         raise PreflightFailed(
             f"{instance.name}: the job wants GPUs and there is none",
             hint="set device: cpu in the cluster file to train on CPU workers",
         )
-    if isinstance(wanted, tuple):
-        absent = [index for index in wanted if index not in there]
-        if absent:
-            raise NodesBusy(f"{instance.name}: no GPU {absent[0]}; there are {', '.join(map(str, there))}")
-        return _Choice("cuda", len(wanted), wanted)
-    return _Choice("cuda", len(there) if number is None else number, (), there)
+    return _Choice("cuda", number, (), found.gpus)
 
 
-def _share_this_machine(instances: tuple[Instance, ...], choices: list[_Choice]) -> list[_Choice]:
-    """Hand out GPUs by index, lowest first; instances played by this machine take them in turn from the same ones."""
+def _hand_out_gpus(instances: tuple[Instance, ...], choices: list[_Choice]) -> list[_Choice]:
+    """Choose GPUs, the lowest free ones first; instances played by this machine take them in turn from the same ones."""
     num_here = sum(instance.host is None for instance in instances)
-    used_here = 0
-    shared = []
+    given_here: set[int] = set()
+    handed_out, missing, busy = [], [], []
     for instance, choice in zip(instances, choices, strict=True):
-        if not choice.taken_from:
-            shared.append(choice)
+        if not choice.there:
+            handed_out.append(choice)
             continue
-        count = choice.count or 0
-        start = 0
-        if instance.host is None:
-            count = count // num_here if instance.gpus == "auto" else count
-            start, used_here = used_here, used_here + count
-        gpus = choice.taken_from[start : start + count]
-        if len(gpus) < count or count == 0:
-            raise NodesBusy(
-                f"{instance.name}: {max(count, 1)} GPUs wanted, {len(gpus)} of {len(choice.taken_from)} left",
-                hint="ask for fewer in gpus_per_instance, or set device: cpu",
-            )
-        shared.append(_Choice("cuda", count, gpus))
-    return shared
+        left = [gpu for gpu in choice.there if instance.host is not None or gpu.index not in given_here]
+        count = choice.count if choice.count is not None else len(choice.there) // (num_here if instance.host is None else 1)
+        wanted = _wanted(instance, left, count)
+        if count == 0 or len(wanted) < count:
+            missing.append(_missing(instance, choice.there, left, count))
+        elif held := [gpu for gpu in wanted if _is_held(gpu)]:
+            # for a number, whatever is held is in the way; else only what was named
+            shown = [gpu for gpu in left if _is_held(gpu)] if isinstance(instance.gpus, int) else held
+            asked = counted(count, "GPU") if isinstance(instance.gpus, int) else f"GPU {_listed(wanted)}"
+            busy.append("\n  ".join((f"{instance.name}: {asked} wanted, {count - len(held)} free", *map(_held_by, shown))))
+        given_here |= {gpu.index for gpu in wanted} if instance.host is None else set()
+        handed_out.append(_Choice("cuda", count, tuple(gpu.index for gpu in wanted)))
+    if missing:
+        raise GpusMissing("\n".join(missing), hint="ask for fewer, or for others, in gpus_per_instance, or set device: cpu")
+    if busy:
+        raise NodesBusy("\n".join(busy), hint="dtrain launch --wait waits for them; gpus_per_instance: N takes any N that are free")
+    return handed_out
+
+
+def _wanted(instance: Instance, left: list[Gpu], count: int) -> list[Gpu]:
+    """The GPUs that an instance is to have, as many as there are, free or not."""
+    if isinstance(instance.gpus, tuple):
+        by_index = {gpu.index: gpu for gpu in left}
+        return [by_index[index] for index in instance.gpus if index in by_index]
+    if instance.gpus == "auto":
+        return left[:count]
+    return sorted(left, key=lambda gpu: (_is_held(gpu), gpu.index))[:count]
+
+
+def _missing(instance: Instance, there: tuple[Gpu, ...], left: list[Gpu], count: int) -> str:
+    if isinstance(instance.gpus, tuple):
+        absent = min(set(instance.gpus) - {gpu.index for gpu in left})
+        return f"{instance.name}: no GPU {absent}; there are {_listed(left)}"
+    return f"{instance.name}: {counted(max(count, 1), 'GPU')} wanted, {len(left)} of {len(there)} left"
+
+
+def _is_held(gpu: Gpu) -> bool:
+    return bool(gpu.job or gpu.holders)
+
+
+def _held_by(gpu: Gpu) -> str:
+    job = [f"job {gpu.job}"] if gpu.job else []
+    return f"GPU {gpu.index} is held by " + "; ".join((*job, *map(_process, gpu.holders)))
+
+
+def _process(holder: GpuHolder) -> str:
+    """As much of a process as is known: `pid 4711 of ana, 10.0 GiB, python train.py`."""
+    pid = f"pid {holder.pid}" if holder.pid else "a process"
+    user = f" of {holder.user}" if holder.user else " that is not seen there"
+    memory = "" if holder.memory_bytes is None else f", {holder.memory_bytes / 2**30:.1f} GiB"
+    return f"{pid}{user}{memory}" + (f", {holder.command}" if holder.command else "")
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(str(gpu.index) for gpu in gpus)
 
 
 def _pipeline(spec: JobSpec, cluster_size: int | None) -> PipelinePlan | None:

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Protocol, TypeVar
 
 from dtrain import launchers, preflight
-from dtrain.errors import CTRL_C, DtrainError, PreflightFailed, StoppedElsewhere
+from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands
@@ -34,6 +34,8 @@ class Progress(Protocol):
     """Is told how the start goes; `sending` comes from several threads."""
 
     def step(self, text: str) -> None: ...
+
+    def busy(self, text: str) -> None: ...
 
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
 
@@ -69,11 +71,12 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
     progress.step(f"connecting to {counted(len(targets), 'node')}")
-    entries = scan_workdir(spec.workdir, spec.outputs) if spec.sync else ()
     links = _connect(targets)
     try:
         facts = _probe(spec, links)
         launchers.check(spec.launcher, facts)
+        make_plan(spec, facts, lease_s=lease_s)  # GPUs that are not free are told before the rest is tried and read
+        entries = scan_workdir(spec.workdir, spec.outputs) if spec.sync else ()
         if len(links) > 1:
             progress.step("proving the rendezvous")
         plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
@@ -223,6 +226,7 @@ def _prepare(
             worker_env=command.worker_env,
             secrets=secrets,
             num_workers=len(node.workers),
+            gpus=node.gpus,
             entries=entries,
             workdir=None if spec.sync else str(spec.workdir),
             outputs=spec.outputs,
@@ -286,7 +290,7 @@ def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]]) -> dict[str, _T]:
 
 
 def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
-    first = errors[0]
+    first = next((error for error in errors if not isinstance(error, NodesBusy)), errors[0])  # waiting would not help with it
     if len(errors) == 1:
         return first
     hints = {error.hint for error in errors}

@@ -43,6 +43,7 @@ class _WithArguments(click.Command):
 @click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
 @click.option("--detach", is_flag=True, help="Return once all workers run, with the job's id on stdout; the job goes on by itself.")
+@click.option("--wait", is_flag=True, help="Where others hold the GPUs, wait until they are free.")
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
 @click.option(
@@ -50,7 +51,9 @@ class _WithArguments(click.Command):
     help=f"Seconds that the job outlives its launcher. Default: {api.LEASE_S:g}.",
 )  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, file: Path, cluster: Path | None, detach: bool, dry_run: bool, as_json: bool, lease: int | None) -> int:
+def command(
+    ctx: click.Context, file: Path, cluster: Path | None, detach: bool, wait: bool, dry_run: bool, as_json: bool, lease: int | None
+) -> int:
     """Run a job on all its nodes and follow it to its end.
 
     FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node; so does
@@ -65,7 +68,7 @@ def command(ctx: click.Context, file: Path, cluster: Path | None, detach: bool, 
     if dry_run:
         _show_plan(spec, lease_s, as_json=as_json)
         return 0
-    return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach)
+    return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach, wait=wait)
 
 
 def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
@@ -79,14 +82,14 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     print_commands(out, commands, spec.secrets)
 
 
-def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False) -> int:
+def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False) -> int:
     """Start a job, show it until it ends, or with detach until all its workers run, and return its exit code."""
     store = Store.default()
     out = console.person()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell lets its background commands ignore it
     signal.signal(signal.SIGTERM, _terminated)
     with view:
-        job = api.launch(spec, store=store, progress=view, lease_s=lease_s)
+        job = api.launch(spec, store=store, progress=view, lease_s=lease_s, wait=wait)
         supervisor = job.supervisor(view)
         _stop_on_signals(supervisor, job.plan.grace_s, view)
         state = supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)

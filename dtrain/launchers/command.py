@@ -40,7 +40,9 @@ def worker_env(spec: JobSpec, plan: LaunchPlan, node: NodePlan, job: str) -> dic
     chosen = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": node.interface, "NCCL_SOCKET_IFNAME": f"={node.interface}"}
     if node.cores_per_worker is not None:
         chosen["OMP_NUM_THREADS"] = str(node.cores_per_worker)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if node.gpus else {}  # nvidia-smi's; CUDA's own begins with the fastest GPU
     fixed = {
+        **order,
         "NODE_RANK": str(node.node_rank),
         "DTRAIN_JOB_ID": job,
         "DTRAIN_JOB_NAME": plan.name,

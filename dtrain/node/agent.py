@@ -9,9 +9,10 @@ import signal
 import socket
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Optional
 
-from dtrain.node import mpi, procs, wire
+from dtrain.node import gpus, mpi, procs, wire
 from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, peer_uid
 from dtrain.node.launcher import Launcher
 from dtrain.node.tripwire import Tripwire
@@ -28,11 +29,20 @@ _SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the who
 _STOPPED = (*_SHARED, "peer-lost")  # no fault of this node's
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_listener: Optional[socket.socket], guard_alive: int) -> int:
+@dataclass(frozen=True)
+class Inherited:
+    """What the session hands down to guard and agent besides the order."""
+
+    listener: socket.socket  # for sessions and workers
+    watch_listener: Optional[socket.socket]  # for other agents, on the first of several nodes
+    gpu_locks: tuple[int, ...]  # descriptors
+
+
+def main(folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard_alive: int) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, watch_listener, guard_alive).run()
+        Agent(folder, order, inherited, guard_alive).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -43,16 +53,10 @@ def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_
 class Agent:
     """One thread, one selector: orders of sessions, words of workers and other agents, ends of children, the guard's pipe."""
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        order: wire.Prepare,
-        listener: socket.socket,
-        watch_listener: Optional[socket.socket],
-        guard_alive: int,
-    ) -> None:
+    def __init__(self, folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard_alive: int) -> None:
         self._folder = folder
         self._order = order
+        self._gpu_locks = inherited.gpu_locks
         self._launcher = Launcher(folder, order.launcher_env, is_mpi=order.mpi is not None)
         self._daemons_wanted: set[str] = set()  # hosts
         self._connections: dict[socket.socket, Optional[wire.WorkerHello]] = {}  # None: a session
@@ -71,11 +75,11 @@ class Agent:
         self._clock_offset_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(inherited.listener, selectors.EVENT_READ, self._accept)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._guard_ended)
         self._tripwire = Tripwire(order.watch, self._selector, self._peer_said, self._peer_lost, self._launcher_silent_s)
-        if watch_listener is not None:
-            self._tripwire.listen(watch_listener)
+        if inherited.watch_listener is not None:
+            self._tripwire.listen(inherited.watch_listener)
 
     def run(self) -> None:
         procs.become_subreaper()
@@ -406,6 +410,7 @@ class Agent:
         if not self._tripwire.is_first:
             self._tripwire.leave()
         survivors = procs.kill_all(self._launcher.exited, KILL_TIMEOUT_S)
+        gpus.release(self._gpu_locks)  # before the end is told: whoever hears of it may launch the next job at once
         while self._drain():
             pass
         self._is_cleared = True

@@ -49,6 +49,10 @@ class NodeDir:
         """What jobs of that name keep on the node; never removed by dtrain."""
         return os.path.join(self.root, "outputs", job_name, node)
 
+    def gpu_lock(self, index: int) -> str:
+        """Locked as long as a job has that GPU; names the job."""
+        return os.path.join(self.root, "gpus", f"{index}.lock")
+
     def job(self, job: str, node: str) -> JobFolder:
         return JobFolder(os.path.join(self.root, "jobs", job, node))
 
@@ -104,25 +108,12 @@ class JobFolder:
         os.makedirs(os.path.join(self.path, "logs"), mode=0o700, exist_ok=True)
 
     def lock(self, timeout_s: float = 0.0) -> int:
-        """Take the job on this node; the lock lives as long as a process that holds the descriptor.
-
-        Args:
-            timeout_s: how long to try; a session that only looks whether the lock is free holds it for an instant.
+        """Take the job on this node.
 
         Raises:
             BlockingIOError: the job is running already.
         """
-        fd = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return fd
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    os.close(fd)
-                    raise
-                time.sleep(0.01)
+        return lock(os.path.join(self.path, "lock"), timeout_s)
 
     def is_alive(self) -> bool:
         """Whether the agent or the guard of the job is there."""
@@ -160,6 +151,28 @@ class JobFolder:
         with _ShortPath(self.path) as folder:
             connection.connect(f"{folder}/sock")
         return connection
+
+
+def lock(path: str, timeout_s: float = 0.0) -> int:
+    """Lock a file; the lock lives as long as a process that holds the descriptor, or a copy that it inherited.
+
+    Args:
+        timeout_s: how long to try; a session that only looks whether the lock is free holds it for an instant.
+
+    Raises:
+        BlockingIOError: somebody else has it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                raise
+            time.sleep(0.01)
 
 
 class _ShortPath:

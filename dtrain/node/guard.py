@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 
-from dtrain.node import agent, procs, wire
+from dtrain.node import agent, gpus, procs, wire
 from dtrain.node.folder import JobFolder
 
 KILL_TIMEOUT_S = 20.0
@@ -17,17 +17,19 @@ def main(argv: list[str]) -> int:
     """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
 
     Args:
-        argv: the job folder, and on the first of several nodes the number of the socket on which its agent hears the others.
+        argv: the job folder, the descriptor of the socket on which the agent is to hear other nodes' agents, or -1, and those
+            of the GPUs' locks. The session has locked the folder too: guard and agent inherit all of it, so that the kernel
+            lets go of it when both are gone.
     """
     folder = JobFolder(argv[0])
+    watch_fd, *gpu_locks = map(int, argv[1:])
     received = wire.read_frame(lambda size: os.read(0, size))
     if received is None:
         return 1  # the session ended before it said what to do
     order = received[0]
     assert isinstance(order, wire.Prepare)
-    lock_fd = folder.lock(timeout_s=2.0)  # agent and guard hold it together
-    listener = folder.listen()
-    watch_listener = socket.socket(fileno=int(argv[1])) if argv[1:] else None
+    watch_listener = None if watch_fd < 0 else socket.socket(fileno=watch_fd)
+    inherited = agent.Inherited(folder.listen(), watch_listener, tuple(gpu_locks))
     folder.unsettle()
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -37,18 +39,18 @@ def main(argv: list[str]) -> int:
     agent_pid = os.fork()
     if agent_pid == 0:
         os.close(held_by_guard)
-        os._exit(agent.main(folder, order, listener, watch_listener, guard_alive))
+        os._exit(agent.main(folder, order, inherited, guard_alive))
     os.close(guard_alive)
-    listener.close()
+    inherited.listener.close()
     if watch_listener is not None:
         watch_listener.close()
     _leave_session()
     status = _wait_for(agent_pid)
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)
+    gpus.release(inherited.gpu_locks)
     if status != 0:
         _record_death(folder, status, survivors)
         folder.settled()
-    os.close(lock_fd)
     return 0
 
 

@@ -10,12 +10,13 @@ import socket
 import subprocess
 from typing import Optional
 
+from dtrain.node import gpus
 from dtrain.node.addresses import addresses
-from dtrain.node.wire import Gpu, NodeFacts, Probe
+from dtrain.node.folder import NodeDir
+from dtrain.node.wire import NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
 _MPIRUN_TIMEOUT_S = 10.0
-_NVIDIA_SMI_TIMEOUT_S = 30.0
 
 # Runs under the workers' interpreter. torch says its version in a file of its own; importing it would take seconds.
 _ASK_PYTHON = """
@@ -30,13 +31,13 @@ print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], torch]))
 """
 
 
-def facts(order: Probe, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
+def facts(order: Probe, node_dir: NodeDir, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
     python, python_version, torch_version = _ask_python(order.python)
     mpirun = shutil.which("mpirun") if order.mpi else None
     return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
-        gpus=_gpus(),
+        gpus=gpus.found(node_dir),
         python=python,
         python_version=python_version,
         torch_version=torch_version,
@@ -92,15 +93,3 @@ def _mpi_version(mpirun: Optional[str]) -> str:
         check=False,
     )
     return answer.stdout.partition("\n")[0].strip()
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=False)
-    if answer.returncode != 0:  # the tool without a driver
-        return ()
-    rows = [line.split(", ") for line in answer.stdout.splitlines() if line.strip()]
-    return tuple(Gpu(int(index), name, int(total) << 20, int(used) << 20) for index, name, total, used in rows)

@@ -12,17 +12,14 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import Optional
 
-from dtrain.node import network, probe, remains, tree, tripwire, wire
+from dtrain.node import network, preparation, probe, remains, tree, wire
 from dtrain.node.folder import JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
-_PREPARE_TIMEOUT_S = 30.0
 _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
@@ -55,7 +52,8 @@ class _Session:
     def __init__(self, orders: int, replies: int) -> None:
         self._orders = orders
         self._replies = replies
-        self._node = ""
+        self._about: wire.Open
+        self._node_dir: NodeDir
         self._folder: JobFolder
         self._output_dir = ""
         self._blobs: tree.Blobs
@@ -127,7 +125,8 @@ class _Session:
         if isinstance(order, wire.Open):
             self._open(order)
         elif isinstance(order, wire.Probe):
-            self._reply(probe.facts(order, bundle=_BUNDLE, job_folder=self._folder.path, output_dir=self._output_dir))
+            own = {"bundle": _BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
+            self._reply(probe.facts(order, self._node_dir, **own))
         elif isinstance(order, wire.Listen):
             self._listen(order)
         elif isinstance(order, wire.Dial):
@@ -156,12 +155,12 @@ class _Session:
             raise ValueError(f"a session takes no {type(order).__name__}")
 
     def _open(self, order: wire.Open) -> None:
-        self._node = order.node
-        node_dir = NodeDir.at(order.dir)
-        remains.settle(node_dir)
-        self._folder = node_dir.job(order.job, order.node)
-        self._output_dir = node_dir.outputs(order.name, order.node)
-        self._blobs = tree.Blobs(node_dir.blobs)
+        self._about = order
+        self._node_dir = NodeDir.at(order.dir)
+        remains.settle(self._node_dir)
+        self._folder = self._node_dir.job(order.job, order.node)
+        self._output_dir = self._node_dir.outputs(order.name, order.node)
+        self._blobs = tree.Blobs(self._node_dir.blobs)
         self._at_end.callback(self._blobs.close)
         self._reply(wire.Done())
 
@@ -169,10 +168,10 @@ class _Session:
         try:
             self._held_port = network.reserve_port(order.ports)
         except OSError as error:
-            self._reply(_no_port(error, order.ports))
+            self._reply(preparation.no_port(error, order.ports))
             return
         port: int = self._held_port.getsockname()[1]
-        self._listener = network.Listener(order.token, self._node, order.addresses, port)
+        self._listener = network.Listener(order.token, self._about.node, order.addresses, port)
         self._reply(wire.Listening(port, self._listener.failed))
 
     def _settle(self, order: wire.Settle) -> None:
@@ -196,55 +195,17 @@ class _Session:
             self._put_failed = _failed(error)
 
     def _prepare(self, order: wire.Prepare) -> None:
-        self._folder.make()
-        os.makedirs(self._output_dir, mode=0o700, exist_ok=True)
-        if order.workdir is None:
-            self._blobs.make_tree(order.entries, self._folder.tree)
-            tree.link_outputs(self._folder.tree, order.outputs, self._output_dir)
-        elif not os.path.isdir(order.workdir):
-            self._reply(wire.Failed("setup", f"the working directory {order.workdir} is not there", "sync: true sends it to the nodes"))
+        try:
+            prepared = preparation.prepare(order, self._about, self._blobs, self._held_port)
+        except preparation.Refused as refused:
+            self._reply(refused.failed)
             return
-        watch_listener = None
-        if order.watch is not None and order.watch.node == order.watch.first:
-            try:
-                watch_listener = tripwire.listening_socket(order.watch.address, order.watch.ports)
-            except OSError as error:
-                self._reply(_no_port(error, order.watch.ports))
-                return
-        guard = self._start_guard(order, watch_listener)
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
-        watch_port = 0
-        if watch_listener is not None:
-            watch_port = watch_listener.getsockname()[1]
-            watch_listener.close()
         self._agent = self._folder.connect()
         self._agent.sendall(wire.frame(wire.Hold()))
-        self._reply(wire.Prepared(guard.pid, watch_port))
-
-    def _start_guard(self, order: wire.Prepare, watch_listener: Optional[socket.socket]) -> subprocess.Popen[bytes]:
-        # guard and agent keep the rendezvous port as long as they live; who listens there binds next to it (network.py)
-        kept = [held.fileno() for held in (self._held_port, watch_listener) if held is not None]
-        argv = [sys.executable, "-I", "-S", _BUNDLE, "guard", self._folder.path]
-        with open(self._folder.stream("logs/agent.log"), "ab") as log:
-            guard = subprocess.Popen(
-                argv if watch_listener is None else [*argv, str(watch_listener.fileno())],
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                pass_fds=kept,
-                start_new_session=True,  # out of the connection's session: its end does not reach the job
-            )
-        assert guard.stdin is not None and guard.stdout is not None
-        guard.stdin.write(wire.frame(order))
-        guard.stdin.close()
-        ready, _, _ = select.select([guard.stdout], [], [], _PREPARE_TIMEOUT_S)
-        if not ready or not guard.stdout.readline():
-            raise ValueError(f"the agent did not start; see {self._folder.stream('logs/agent.log')}")
-        guard.returncode = 0  # it outlives this process; nobody here waits for it
-        return guard
+        self._reply(prepared)
 
     def _tell_agent(self, order: wire.Message) -> None:
         try:
@@ -296,9 +257,3 @@ def _failed(error: OSError) -> wire.Failed:
         raise error
     kind = "no-space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "setup"
     return wire.Failed(kind, f"{error.strerror}: {error.filename}" if error.filename else str(error))
-
-
-def _no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
-    if error.errno != errno.EADDRINUSE or not ports.last:
-        raise error
-    return wire.Failed("setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them")

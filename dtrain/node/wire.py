@@ -171,6 +171,7 @@ class Prepare(Message):
     worker_env: dict[str, str]
     secrets: dict[str, str]  # kept in memory alone
     num_workers: int
+    gpus: tuple[int, ...]  # indices, reserved for the job until it has ended; empty on CPUs
     entries: tuple[TreeEntry, ...]  # the tree that was offered
     workdir: Optional[str]  # an absolute path that is there already, instead of the tree
     outputs: str  # folder in the tree that persists per job name
@@ -239,11 +240,23 @@ class GetOutput(Message):
 
 
 @dataclass(frozen=True)
+class GpuHolder(Message):
+    """A process that computes on a GPU."""
+
+    pid: int  # 0 where it is not told
+    user: str  # "" where the node does not see the process, as from within a container
+    memory_bytes: Optional[int]  # None where it is not told
+    command: str
+
+
+@dataclass(frozen=True)
 class Gpu(Message):
     index: int
     name: str
-    memory_bytes: int
-    memory_used_bytes: int
+    memory_bytes: Optional[int]  # None where it is not told
+    memory_used_bytes: Optional[int]  # by a desktop too, which holds nothing
+    job: str = ""  # name and id of the dtrain job that has reserved it
+    holders: tuple[GpuHolder, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -306,7 +319,7 @@ class Done(Message):
 class Failed(Message):
     """The order was not carried out."""
 
-    kind: str  # no-space | setup | no-job
+    kind: str  # no-space | setup | busy | no-job
     text: str
     hint: Optional[str] = None
 

@@ -34,6 +34,7 @@ class LiveView:
         self._began_s = time.monotonic()
         self._sent: dict[str, tuple[int, int]] = {}
         self._sending_since_s = 0.0
+        self._busy = ""
         self.evaluation: Mapping[str, float] = {}
 
     def __enter__(self) -> LiveView:
@@ -54,6 +55,13 @@ class LiveView:
 
     def step(self, text: str) -> None:
         self._show(text)
+
+    def busy(self, text: str) -> None:
+        """Who holds the GPUs that the job waits for: said again when it changes."""
+        if text != self._busy:
+            self._say(f"waiting for GPUs: {text}")
+            self._busy = text
+        self._show("waiting for GPUs")
 
     def planned(self, job: str, plan: LaunchPlan) -> None:
         print_plan(self._console, plan, job)

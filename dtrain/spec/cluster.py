@@ -127,7 +127,12 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
             return (), [
                 Mistake(at, f"{named(at)} must be from 1 to {MAX_HOSTS}, not {number}", "a number of instances is played by this machine")
             ]
-        return tuple(Instance(f"node{i}", None, default_gpus, None, file.python, ssh) for i in range(number)), []
+        played = tuple(Instance(f"node{i}", None, default_gpus, None, file.python, ssh) for i in range(number))
+        if number > 1 and isinstance(default_gpus, tuple) and file.device != "cpu":
+            gpus_at = (*at[:-1], "gpus_per_instance")
+            problem = f"{named(gpus_at)} gives the same GPUs to {number} instances, and this machine plays all of them"
+            return played, [Mistake(gpus_at, problem, "write how many each is to have")]
+        return played, []
     if not file.instances:
         return (), [Mistake(at, f"{named(at)} is empty", "list the hosts, or write a number to play that many on this machine")]
     instances: list[Instance] = []

@@ -163,6 +163,7 @@ def test_a_node_that_mpirun_never_calls_hangs_nobody(workspace: Workspace) -> No
                 worker_env=command.worker_env,
                 secrets={},
                 num_workers=1,
+                gpus=(),
                 entries=(),
                 workdir=str(workspace.workdir),
                 outputs="out",

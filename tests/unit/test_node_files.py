@@ -50,6 +50,7 @@ def test_a_message_survives_its_way() -> None:
         {},
         {"S": "x"},
         2,
+        (0, 3),
         (wire.TreeEntry("p", 0o644, 1, "d"),),
         None,
         "out",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dtrain.errors import NodesBusy, PreflightFailed, SpecError
+from dtrain.errors import GpusMissing, NodesBusy, PreflightFailed, SpecError
 from dtrain.launchers import node_commands
-from dtrain.node.wire import Address, Gpu, NodeFacts
+from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, load_job
@@ -24,8 +26,8 @@ def _spec(folder: Path, cluster: str, rest: str = "script: train.py\n") -> JobSp
     return load_job(folder / "job.yaml", environ={})
 
 
-def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8) -> dict[str, NodeFacts]:
-    there = tuple(Gpu(index, "GPU", 80 << 30, 0) for index in range(gpus))
+def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8, held: Mapping[int, GpuHolder | str] | None = None) -> dict[str, NodeFacts]:
+    there = tuple(_gpu(index, (held or {}).get(index)) for index in range(gpus))
     return {
         instance.name: NodeFacts(
             instance.name,
@@ -46,7 +48,18 @@ def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8) -> dict[str, NodeFac
     }
 
 
-def _plan(spec: JobSpec, **facts: int) -> LaunchPlan:
+def _gpu(index: int, holder: GpuHolder | str | None) -> Gpu:
+    """A GPU, held by a process, reserved by the dtrain job of that name, or free, whatever a desktop draws with it."""
+    match holder:
+        case GpuHolder():
+            return Gpu(index, "GPU", 80 << 30, 9 << 30, holders=(holder,))
+        case str():
+            return Gpu(index, "GPU", 80 << 30, 0, job=holder)
+        case None:
+            return Gpu(index, "GPU", 80 << 30, 1 << 30)
+
+
+def _plan(spec: JobSpec, **facts: Any) -> LaunchPlan:
     rendezvous = Rendezvous({instance.name: LOOPBACK for instance in spec.cluster.instances}, 29500)
     return make_plan(spec, _facts(spec, **facts), rendezvous)
 
@@ -89,16 +102,64 @@ def test_a_list_of_gpus_is_taken_as_it_is(tmp_path: Path) -> None:
     spec = _spec(tmp_path, "{instances: 1, gpus_per_instance: [5, 2]}")
     plan = _plan(spec, gpus=8)
     assert plan.nodes[0].gpus == (5, 2)
-    assert node_commands(spec, plan, "job")[0].worker_env["CUDA_VISIBLE_DEVICES"] == "5,2"
+    env = node_commands(spec, plan, "job")[0].worker_env
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("5,2", "PCI_BUS_ID")
+
+
+ANA = GpuHolder(4711, "ana", 10 << 30, "python train.py")
+
+
+def test_a_number_takes_the_lowest_free_gpus(tmp_path: Path) -> None:
+    held = {0: ANA, 2: "digits 4k2j"}
+    one = _plan(_spec(tmp_path, "{instances: 1, gpus_per_instance: 2}"), gpus=4, held=held)
+    assert one.nodes[0].gpus == (1, 3)
+    two = _plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}"), gpus=6, held=held)
+    assert [node.gpus for node in two.nodes] == [(1, 3), (4, 5)]
+    far = _plan(_spec(tmp_path, "{instances: [a, b], gpus_per_instance: 2}"), gpus=4, held=held)
+    assert [node.gpus for node in far.nodes] == [(1, 3), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "first", "shown"),
+    [
+        ("{instances: 1, gpus_per_instance: 3}", "node0: 3 GPUs wanted, 2 free", [0, 2]),
+        ("{instances: 1, gpus_per_instance: [3, 2]}", "node0: GPU 3, 2 wanted, 1 free", [2]),
+        ("{instances: 1}", "node0: GPU 0, 1, 2, 3 wanted, 2 free", [0, 2]),
+        ("{instances: [b], gpus_per_instance: 4}", "b: 4 GPUs wanted, 2 free", [0, 2]),
+    ],
+)
+def test_gpus_that_others_hold_are_refused_with_who_holds_them(tmp_path: Path, cluster: str, first: str, shown: list[int]) -> None:
+    with pytest.raises(NodesBusy) as caught:
+        _plan(_spec(tmp_path, cluster), gpus=4, held={0: ANA, 2: "digits 4k2j"})
+    told = {0: "  GPU 0 is held by pid 4711 of ana, 10.0 GiB, python train.py", 2: "  GPU 2 is held by job digits 4k2j"}
+    assert caught.value.message.splitlines() == [first, *(told[index] for index in shown)]
+    assert not isinstance(caught.value, GpusMissing) and "--wait" in str(caught.value.hint)
+
+
+def test_every_busy_node_is_named_and_what_is_not_told_is_left_out(tmp_path: Path) -> None:
+    hidden = GpuHolder(99, "", None, "")
+    with pytest.raises(NodesBusy) as caught:
+        _plan(_spec(tmp_path, "{instances: [a, b], gpus_per_instance: 1}"), gpus=1, held={0: hidden})
+    assert caught.value.message == "\n".join(
+        f"{node}: 1 GPU wanted, 0 free\n  GPU 0 is held by pid 99 that is not seen there" for node in ("a", "b")
+    )
+
+
+def test_waiting_is_no_use_where_a_node_never_has_the_gpus(tmp_path: Path) -> None:
+    """Also where those that it has are held, or are held on another node."""
+    with pytest.raises(GpusMissing, match=r"^node0: 3 GPUs wanted, 2 of 2 left\nhint: "):
+        _plan(_spec(tmp_path, "{instances: 1, gpus_per_instance: 3}"), gpus=2, held={0: ANA})
+    with pytest.raises(GpusMissing, match=r"^b: no GPU 7; there are 0, 1\nhint: "):
+        _plan(_spec(tmp_path, "{instances: [{host: a, gpus: 2}, {host: b, gpus: [0, 7]}]}"), gpus=2, held={0: ANA})
 
 
 @pytest.mark.parametrize(
     ("cluster", "gpus", "error"),
     [
-        ("{instances: 1, gpus_per_instance: 3}", 2, NodesBusy),
-        ("{instances: 2, gpus_per_instance: 2}", 3, NodesBusy),
-        ("{instances: 1, gpus_per_instance: [0, 7]}", 2, NodesBusy),
-        ("{instances: 3}", 2, NodesBusy),
+        ("{instances: 1, gpus_per_instance: 3}", 2, GpusMissing),
+        ("{instances: 2, gpus_per_instance: 2}", 3, GpusMissing),
+        ("{instances: 1, gpus_per_instance: [0, 7]}", 2, GpusMissing),
+        ("{instances: 3}", 2, GpusMissing),
         ("{instances: 1, device: cuda}", 0, PreflightFailed),
     ],
 )

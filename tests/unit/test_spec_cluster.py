@@ -132,6 +132,7 @@ WRONG = [
     ("instances: 1\ngpus_per_instance: atuo", "2:1", "or 'auto', not 'atuo'", "did you mean 'auto'?"),
     ("instances: 1\ngpus_per_instance: []", "2:1", "gpus_per_instance is an empty list", "auto"),
     ("instances: 1\ngpus_per_instance: [1, 1]", "2:24", "GPU 1 stands here a second time", "remove one"),
+    ("instances: 2\ngpus_per_instance: [0, 1]", "2:1", "gpus_per_instance gives the same GPUs to 2 instances", "how many each"),
     ("instances: 1\ngpus_per_instance: [-1]", "2:21", "there is no GPU -1", "from 0"),
     ("instances: 1\npython: venv/bin/python", "2:1", "neither an absolute path", "/opt/conda"),
     ("instances: 1\npython: python3 -u", "2:1", "neither an absolute path", "/opt/conda"),

@@ -1,0 +1,128 @@
+"""PREPARE: takes what a job needs on this node and starts its guard, which starts the agent. Nothing of the user's runs yet."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import subprocess
+import sys
+from typing import Optional
+
+from dtrain.node import gpus, tree, tripwire, wire
+from dtrain.node.folder import JobFolder, NodeDir
+
+_START_TIMEOUT_S = 30.0
+_LOCK_TIMEOUT_S = 2.0
+_BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Refused(Exception):
+    """This node cannot have the job."""
+
+    def __init__(self, failed: wire.Failed) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
+def prepare(order: wire.Prepare, about: wire.Open, blobs: tree.Blobs, held_port: Optional[socket.socket]) -> wire.Prepared:
+    """Start guard and agent of a job.
+
+    Args:
+        held_port: a port of the rendezvous; guard and agent keep it as long as they live.
+
+    Raises:
+        Refused: and nothing of the job is left.
+        OSError: of the disk.
+    """
+    node_dir = NodeDir.at(about.dir)
+    folder = node_dir.job(about.job, about.node)
+    with contextlib.ExitStack() as held:  # guard and agent inherit all of it, and what is left here is let go of
+        try:
+            gpu_locks = gpus.reserve(node_dir, order.gpus, about)
+            for lock in gpu_locks:
+                held.callback(os.close, lock)
+            folder.make()
+            job_lock = folder.lock(_LOCK_TIMEOUT_S)
+            held.callback(os.close, job_lock)
+        except gpus.Taken as taken:
+            raise Refused(_taken(taken, about)) from None
+        except BlockingIOError:
+            raise Refused(_runs_already(about)) from None
+        _lay_out(order, folder, blobs, node_dir.outputs(about.name, about.node))
+        watch_port, watch_fd = 0, -1
+        if order.watch is not None and order.watch.node == order.watch.first:
+            watch_listener = held.enter_context(_watch_listener(order.watch))
+            watch_port, watch_fd = watch_listener.getsockname()[1], watch_listener.fileno()
+        # who listens on the held port binds next to it (network.py)
+        kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, held_port.fileno() if held_port is not None else -1) if fd >= 0)]
+        pid = _start_guard(order, folder, [str(watch_fd), *map(str, gpu_locks)], kept)
+    return wire.Prepared(pid, watch_port)
+
+
+def no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
+    """What to say where no port is free.
+
+    Raises:
+        OSError: the error, if it is another one.
+    """
+    if error.errno != errno.EADDRINUSE or not ports.last:
+        raise error
+    return wire.Failed("setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them")
+
+
+def _lay_out(order: wire.Prepare, folder: JobFolder, blobs: tree.Blobs, output_dir: str) -> None:
+    os.makedirs(output_dir, mode=0o700, exist_ok=True)
+    if order.workdir is None:
+        blobs.make_tree(order.entries, folder.tree)
+        tree.link_outputs(folder.tree, order.outputs, output_dir)
+    elif not os.path.isdir(order.workdir):
+        problem = f"the working directory {order.workdir} is not there"
+        raise Refused(wire.Failed("setup", problem, "sync: true sends it to the nodes"))
+
+
+def _watch_listener(watch: wire.Watch) -> socket.socket:
+    try:
+        return tripwire.listening_socket(watch.address, watch.ports)
+    except OSError as error:
+        raise Refused(no_port(error, watch.ports)) from error
+
+
+def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str], kept: list[int]) -> int:
+    """Process id of the guard, once its agent listens."""
+    with open(folder.stream("logs/agent.log"), "ab") as log:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", _BUNDLE, "guard", folder.path, *descriptors],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=kept,
+            start_new_session=True,  # out of the connection's session: its end does not reach the job
+        )
+    assert guard.stdin is not None and guard.stdout is not None
+    guard.stdin.write(wire.frame(order))
+    guard.stdin.close()
+    ready, _, _ = select.select([guard.stdout], [], [], _START_TIMEOUT_S)
+    if not ready or not guard.stdout.readline():
+        raise Refused(wire.Failed("setup", f"the agent did not start; see {folder.stream('logs/agent.log')}"))
+    guard.returncode = 0  # it outlives this process; nobody here waits for it
+    return guard.pid
+
+
+def _taken(error: gpus.Taken, about: wire.Open) -> wire.Failed:
+    by = error.by
+    if by == about:
+        return _runs_already(about)
+    if by is not None and by.job == about.job:
+        return wire.Failed(
+            "setup", f"GPU {error.index} is {by.node}'s already: both are one machine", "name each machine once in instances"
+        )
+    job = "another job" if by is None else f"job {by.name} {by.job}"
+    return wire.Failed("busy", f"GPU {error.index} was just taken by {job}", "dtrain launch --wait waits until it is free")
+
+
+def _runs_already(about: wire.Open) -> wire.Failed:
+    return wire.Failed("setup", f"job {about.job} runs there already", f"dtrain status {about.job} shows it")
