@@ -117,6 +117,18 @@ class Node:
                 found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
         return found
 
+    def pids(self, word: str) -> list[int]:
+        """Processes of the node whose command has that word, as this machine numbers them; signals take those numbers."""
+        namespace = os.readlink(f"/proc/{self.init}/ns/pid")
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if word.encode() in Path(f"/proc/{name}/cmdline").read_bytes() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(int(name))
+            except OSError:  # ended meanwhile
+                continue
+        return found
+
     def files(self) -> set[str]:
         """What somebody left on the node outside of dtrain's own folder."""
         ours = {"/run/sshd", "/run/etc", "/run/mount", _HOME, DIR, "/tmp/torchinductor_root"}  # the last is torch's own
@@ -217,6 +229,12 @@ class Lan:
         self._undo.append(lambda: node.run("iptables", "-F", "INPUT"))
         for rule in ("-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", "-p tcp --dport 22 -j ACCEPT", "-j DROP"):
             node.run("iptables", "-w", "-A", "INPUT", "-i", "eth0", *rule.split())
+
+    def muffle(self, node: Node) -> None:
+        """Of what the launcher sends to the node only acknowledgements arrive; what the node says does."""
+        rule = ("INPUT", "-s", self.address, "-p", "tcp", "-m", "length", "--length", "90:65535", "-j", "DROP")
+        node.run("iptables", "-w", "-A", *rule)
+        self._undo.append(lambda: node.run("iptables", "-w", "-D", *rule))
 
     def greet(self, node: Node, text: str) -> None:
         """A start-up file of the node's login shells."""
