@@ -28,7 +28,7 @@ _PING_S = 5.0  # or a third of the lease, if that is sooner
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
 _TICK_S = 1.0  # between two looks at what other processes say of the job, and two notes of when nodes were heard
 _SILENT_S = 2 * wire.SAY_S  # a node that is to stop, and says nothing for so long, is not waited for once all others have ended
-_OVERTIME_S = 60.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
+_OVERTIME_S = 45.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
 
 
 @dataclass(frozen=True, slots=True)
