@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.errors import GpusMissing, NodesBusy, NoSuchJob, PreflightFailed
+from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState
 from dtrain.link import Link, Target
@@ -78,7 +79,14 @@ def launch(
 
 
 def targets(record: JobRecord) -> tuple[Target, ...]:
-    """How to reach the nodes of a job again."""
+    """How to reach the nodes of a job again.
+
+    Raises:
+        NodeUnreachable: they are played by another machine, as where several share a home.
+    """
+    host = record.launched_by.rpartition("@")[2]
+    if host != socket.gethostname() and any(instance.host is None for instance in record.cluster.instances):
+        raise NodeUnreachable(f"the nodes of job {record.job} are played by {host}", hint=f"run this command on {host}")
     return targets_of(record.cluster, record.job, record.name)
 
 
@@ -88,7 +96,14 @@ def refresh(store: Store, records: Sequence[JobRecord]) -> dict[str, dict[str, s
     Returns:
         By job id, why each node that did not answer did not.
     """
-    return catch_up(store, [(record, targets(record)) for record in records if not record.state.is_final], ASK_NODES_S)
+    asked, problems = [], {}
+    for record in records:
+        if not record.state.is_final:
+            try:
+                asked.append((record, targets(record)))
+            except NodeUnreachable as error:
+                problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
+    return {**problems, **catch_up(store, asked, ASK_NODES_S)}
 
 
 def unended(record: JobRecord, state: JobState) -> tuple[Target, ...]:

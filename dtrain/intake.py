@@ -47,6 +47,7 @@ class Intake:
         self._job = job
         self._watcher = watcher
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
+        self._silent: set[str] = set()  # nodes that never had the job
         self._own_offset = store.next_offset(job, LAUNCHING_SIDE)
         self.state = JobState.of(plan, store.events(job))
 
@@ -82,6 +83,7 @@ class Intake:
             self._watcher.changed(self.state, LAUNCHING_SIDE, event)
         if events:
             self._store.keep_state(self._job, self.state)
+        self._conclude()
 
     def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> None:
         self.take_others()  # a stop that was asked for before this counts before this
@@ -93,18 +95,29 @@ class Intake:
         self._store.append(self._job, node, [(offset, text.decode()) for offset, text, _ in lines], self.state)
         for state, (_, _, event) in zip(states, lines, strict=True):
             self._watcher.changed(state, node, event)
+        if lines:
+            self._silent.discard(node)
+            self._conclude()
 
     def _take_silence(self, node: str) -> None:
         """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
         self.take_others()
         state = next(each.state for each in self.state.nodes if each.name == node)
-        if state is State.PENDING and self.state.start_failed is None:
-            if self.state.stop_cause is not None:  # who starts a job looks for that once all nodes have it, before any runs it
-                self.take_own(StartFailed(time.time(), STOPPED, "`dtrain stop` came before all nodes had it"))
-            elif self._store.is_launcher_gone(self._job):
-                self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
+        if state is State.PENDING:
+            self._silent.add(node)
+            self._conclude()
         elif not state.is_final:
             self.take_own(NodeLost(time.time(), node, "dtrain's agent and guard on it are gone"))
+
+    def _conclude(self) -> None:
+        """A job that some nodes never had, and that is over on the others, will not run, unless somebody is still starting it."""
+        is_open = any(not each.state.is_final and each.name not in self._silent for each in self.state.nodes)
+        if not self._silent or is_open or self.state.start_failed is not None:
+            return
+        if self.state.stop_cause is not None:  # who starts a job looks for that once all nodes have it, before any runs it
+            self.take_own(StartFailed(time.time(), STOPPED, "`dtrain stop` came before all nodes had it"))
+        elif self._store.is_launcher_gone(self._job):
+            self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
 
     def _lines(self, node: str, where: wire.StreamBytes, data: bytes) -> list[tuple[int, bytes]]:
         """Offset and text of each line that is complete by now, with its newline."""

@@ -120,10 +120,11 @@ class Store:
         where = (str(workdir), outputs, git_commit, workdir_hash)
         row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
-            folder.mkdir(mode=0o700, parents=True)
-            (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
+        with self._writing():  # whoever sees the folder finds the job, even if this process is killed now
+            folder.mkdir(mode=0o700, parents=True)
+            (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
 
     def is_launcher_gone(self, job: str) -> bool:
         """Whether the process that launched a job from this machine has ended; False where that cannot be known."""

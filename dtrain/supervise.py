@@ -29,7 +29,7 @@ _TICK_S = 1.0  # between two looks at what other processes say of the job, and t
 # A node of which nothing is heard for so long is lost, where the others have lost it too; and where it is to stop and all others
 # have ended, it is not waited for.
 _SILENT_S = 2 * wire.SAY_S
-_OVERTIME_S = 60.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
+_OVERTIME_S = 45.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
 
 
 @dataclass(frozen=True, slots=True)

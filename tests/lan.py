@@ -117,6 +117,18 @@ class Node:
                 found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
         return found
 
+    def pids(self, word: str) -> list[int]:
+        """Processes of the node whose command has that word, as this machine numbers them; signals take those numbers."""
+        namespace = os.readlink(f"/proc/{self.init}/ns/pid")
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if word.encode() in Path(f"/proc/{name}/cmdline").read_bytes() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(int(name))
+            except OSError:  # ended meanwhile
+                continue
+        return found
+
     def files(self) -> set[str]:
         """What somebody left on the node outside of dtrain's own folder."""
         ours = {"/run/sshd", "/run/etc", "/run/mount", _HOME, DIR, "/tmp/torchinductor_root"}  # the last is torch's own

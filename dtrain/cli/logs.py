@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 from dtrain import api
-from dtrain.errors import NoSuchJob
+from dtrain.errors import CTRL_C, NoSuchJob
 from dtrain.intake import Silent
 from dtrain.node import wire
 from dtrain.render import console
@@ -74,7 +74,9 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
         try:
             Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {}, offsets=shown)
         except KeyboardInterrupt:
-            console.person().print(f"\njob {record.name} {record.job} goes on", soft_wrap=True)
+            lines.end()
+            console.person().print(f"\nleft by Ctrl-C; job {record.name} {record.job} goes on", soft_wrap=True)
+            return CTRL_C
     lines.end()
     sys.stdout.flush()
     return 0

@@ -25,6 +25,7 @@ _COMMANDS = {
     "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),
     "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
 }
+_STARTS_A_JOB = {"launch", "benchmark-allreduce"}
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -69,7 +70,7 @@ def run(argv: list[str]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped by Ctrl-C", err=True)
+        click.echo("stopped by Ctrl-C" if _STARTS_A_JOB & set(argv[:1]) else "left by Ctrl-C; the job goes on", err=True)
         return CTRL_C
     except SystemExit as ended:  # by a TERM
         return ended.code if isinstance(ended.code, int) else DtrainError.exit_code

@@ -44,4 +44,4 @@ def command(job: str | None, json_wanted: bool) -> None:
 
 
 def _view(store: Store, record: JobRecord) -> JobView:
-    return JobView.of(record, store.state(record), store.metrics(record.job))
+    return JobView.of(record, store.state(record), store.metrics(record.job), store.last_seen(record.job))

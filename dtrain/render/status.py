@@ -32,13 +32,14 @@ class JobView:
     plan: LaunchPlan
     state: JobState
     metrics: Mapping[str, Any]  # the newest value of each
+    last_seen: Mapping[str, float]  # when this machine last heard from each node, by its own clock
 
     @classmethod
-    def of(cls, record: JobRecord, state: JobState, metrics: Sequence[Mapping[str, Any]]) -> JobView:
+    def of(cls, record: JobRecord, state: JobState, metrics: Sequence[Mapping[str, Any]], last_seen: Mapping[str, float]) -> JobView:
         newest: dict[str, Any] = {}
         for metric in metrics:
             newest.update(metric)
-        return cls(record, record.plan, state, newest)
+        return cls(record, record.plan, state, newest, last_seen)
 
 
 def print_jobs(console: Console, views: Sequence[JobView]) -> None:
@@ -80,7 +81,10 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
     if line:
         console.print(Text(line), soft_wrap=True)
     for node_name, problem in problems.items():
-        console.print(Text(f"{node_name} was not asked: {problem}", "yellow"), soft_wrap=True)
+        seen_at = view.last_seen.get(node_name)
+        seen = "not seen since its start" if seen_at is None else f"last seen {duration(max(0.0, time.time() - seen_at))} ago"
+        told = problem.removeprefix(f"{node_name}: ")
+        console.print(Text(f"{node_name} was not asked: {told}; {seen}", "yellow"), soft_wrap=True)
 
 
 def as_json(view: JobView) -> dict[str, Any]:
@@ -100,15 +104,15 @@ def as_json(view: JobView) -> dict[str, Any]:
         "git_commit": view.record.git_commit,
         "workdir_hash": view.record.workdir_hash,
         "overrides": [],
-        "nodes": [_node(node) for node in state.nodes],
+        "nodes": [_node(node, view.last_seen.get(node.name)) for node in state.nodes],
         "metrics": {name: _finite(view.metrics.get(name)) for name in _METRICS},
         "first_failure": _failure(state.first_failure),
     }
 
 
-def _node(node: NodeState) -> dict[str, Any]:
+def _node(node: NodeState, last_seen_at: float | None) -> dict[str, Any]:
     ranks = [{**asdict(rank), "state": rank.state.value} for rank in node.ranks]
-    return {"node": node.name, "state": node.state.value, "last_seen_at": node.last_event_at, "ranks": ranks}
+    return {"node": node.name, "state": node.state.value, "last_seen_at": last_seen_at, "ranks": ranks}
 
 
 def _failure(failure: Failure | None) -> dict[str, Any] | None:

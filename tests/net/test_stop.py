@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,25 @@ def test_the_job_of_somebody_else_needs_force(workspace: Workspace) -> None:
     assert workspace.leftovers() == {}
 
 
+@pytest.mark.root
+def test_nodes_that_another_machine_plays_are_left_alone(workspace: Workspace) -> None:
+    """Two machines that share a home: nothing of the job is here, which says nothing about it."""
+
+    def on_the_other(*args: str | Path) -> int:
+        shell = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
+        argv = (*shell, sys.executable, "-m", "dtrain", *map(str, args))
+        return subprocess.run(argv, cwd=workspace.workdir, env=workspace.env, stdout=subprocess.DEVNULL, timeout=60).returncode
+
+    assert on_the_other("launch", workspace.waiting_job("shared"), "--detach") == 0
+    status = workspace.dtrain("status", "shared")
+    assert "RUNNING" in status.out and "are played by elsewhere" in status.err + status.out
+    stop = workspace.dtrain("stop", "shared", "--force")
+    assert stop.code == 69 and "hint: run this command on elsewhere" in stop.err
+    assert workspace.status("shared")["state"] == "RUNNING"
+    assert on_the_other("stop", "shared") == 0
+    assert workspace.leftovers() == {}
+
+
 def test_a_stop_while_the_job_is_being_started(workspace: Workspace) -> None:
     """Some nodes have no agent yet that could be told."""
     with (workspace.workdir / "large").open("wb") as large:
@@ -137,11 +157,13 @@ def test_what_survives_a_kill_is_named(workspace: Workspace, frozen: Path) -> No
         "if os.environ['RANK'] == '1': open(os.environ['FROZEN'] + '/file', 'w')\ntime.sleep(600)\n",
     )
     job = workspace.job(f"name: hangs\nscript: hang.py\nenv: {{FROZEN: {frozen}}}\n")
-    assert workspace.dtrain("launch", job, "--detach").code == 0
+    launch = workspace.start("launch", job)
     said(workspace, "hangs", "ready", 2)
     stop = workspace.dtrain("stop", "--grace", "1")
     assert stop.code == 1, stop.err
     [survivor] = [pid for pid, command in workspace.leftovers().items() if "hang.py" in command and " guard " not in command]
     assert f"node1: process {survivor} (D) is still there: " in stop.err and "hang.py" in stop.err
+    result = workspace.wait(launch)
+    assert result.code == 143 and f"node1: process {survivor} (D)" in result.err, result.err
     over = workspace.dtrain("stop", "hangs")
     assert over.code == 1 and f"node1: process {survivor} (D)" in over.err
