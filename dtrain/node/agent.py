@@ -146,7 +146,8 @@ class Agent:
             )
 
     def _worker_ended(self, event: wire.WorkerEnded) -> None:
-        if self._cause and not event.symptom and event.exit_code != 0:
+        failed_first = event.failed_first and self._cause in ("worker-failed", "failure")
+        if self._cause and not event.symptom and event.exit_code != 0 and not failed_first:
             event = wire.WorkerEnded(**{**vars(event), "symptom": True})  # our own stop ended it
         self._ended[event.rank] = event.exit_code
         self._event(event)

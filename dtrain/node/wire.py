@@ -383,8 +383,9 @@ class WorkerEnded(Message):
     local_rank: int
     exit_code: int  # 128+n for signal n
     signal: Optional[int]
-    traceback: str  # last one in the worker's own output; "" without one
+    traceback: str  # the one that ended it, or the text of a C++ abort, from its own output; "" without one
     symptom: bool  # ended because of another worker's end or our own stop; never a root cause
+    failed_first: bool = False  # its own exception was out before anybody told it to end
 
 
 @dataclass(frozen=True)
