@@ -88,7 +88,7 @@ def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
     if not state.state.is_final:
         out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped")
         return CTRL_C
-    print_end(out, spec.name, job.id, state, view.evaluation, store.folder(job.id))
+    print_end(out, job.id, job.plan, state, view.evaluation, store.folder(job.id))
     assert state.exit_code is not None
     return state.exit_code
 

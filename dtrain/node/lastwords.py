@@ -55,16 +55,20 @@ def last_words(output: str, exit_code: int, number: Optional[int]) -> LastWords:
     Args:
         number: the signal that ended it, if one did.
     """
-    output = _RANK_PREFIX.sub("", output)
+    output = without_rank_prefix(output)
     traceback = last_traceback(output)
     if traceback:
         behind = [line for line in output[output.rindex(traceback) + len(traceback) :].splitlines() if not _NOISE.match(line)]
         if not behind or (number is None and (exit_code == 1 or len(behind) <= _NEAR_LINES)):
-            return LastWords(traceback, _tells_of_a_peer(exceptions(traceback)[0]))
+            return LastWords(traceback, is_peer_lost(traceback))
     aborts = [match[0].rstrip() for match in _ABORT.finditer(output)]
     if aborts and signal.SIGABRT in (number, exit_code - 128):
-        return LastWords(aborts[-1], _tells_of_a_peer(aborts[-1]))
+        return LastWords(aborts[-1], is_peer_lost(aborts[-1]))
     return LastWords("", False)
+
+
+def without_rank_prefix(text: str) -> str:
+    return _RANK_PREFIX.sub("", text)
 
 
 def last_traceback(text: str) -> str:
@@ -84,6 +88,15 @@ def last_traceback(text: str) -> str:
     lines = text[start:].splitlines()
     last_mark = max(index for index, line in enumerate(lines) if line.startswith(_TRACEBACK))
     return "\n".join(lines[: _end_of_message(lines, last_mark)])
+
+
+def is_peer_lost(told: str) -> bool:
+    """Whether a traceback or an abort tells of another worker's end.
+
+    In a chain the first exception decides: a `finally` that then waits in vain for the others is no symptom.
+    """
+    message = next(iter(exceptions(told)), told)
+    return _PEER_LOST.search(message) is not None and _OWN_FAULT.search(message) is None
 
 
 def exceptions(traceback: str) -> list[str]:
@@ -108,8 +121,3 @@ def _end_of_message(lines: list[str], mark: int) -> int:
                 end += 1
             return end
     return len(lines)
-
-
-def _tells_of_a_peer(message: str) -> bool:
-    """In a chain the first exception decides: a `finally` that then waits in vain for the others is no symptom."""
-    return _PEER_LOST.search(message) is not None and _OWN_FAULT.search(message) is None

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
-from dtrain.node import lastwords, procs, wire
+from dtrain.node import lastwords, oom, procs, wire
 from dtrain.node.folder import JobFolder
 
 
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
     assert isinstance(order, wire.WorkerOrder)
 
     log.open(folder.stream(wire.rank_log(rank)))
+    kernel = oom.Witness(order.oom_score)
     user = _start(order, place.environ, log.fd)
     code = 127
     if user is not None:
@@ -48,7 +49,10 @@ def main(argv: list[str]) -> int:
         status = user.wait()
         code = status if status >= 0 else 128 - status
     number = code - 128 if user is not None and user.returncode < 0 else None
-    agent.sendall(wire.frame(_ended(rank, local_rank, code, number, log)))
+    ended = _ended(rank, local_rank, code, number, log)
+    if user is not None and not ended.symptom and not log.is_told_to_end:
+        ended = replace(ended, memory=kernel.asked(user.pid, code, number, ended.traceback))
+    agent.sendall(wire.frame(ended))
     os._exit(code)  # Python's own end lets go of our signal handlers, and mpirun never ends once TERM has killed a worker.py
 
 
@@ -114,6 +118,10 @@ class _Log:
     def told_to_end(self) -> None:
         if self._end_when_told is None and self.fd >= 0:
             self._end_when_told = os.fstat(self.fd).st_size
+
+    @property
+    def is_told_to_end(self) -> bool:
+        return self._end_when_told is not None
 
     def tail(self) -> str:
         return self._before(os.fstat(self.fd).st_size)

@@ -369,7 +369,8 @@ def test_the_exception_is_told_as_torch_prints_it_within_a_process_group(workspa
 def test_a_worker_without_a_traceback_is_quoted(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("command: echo the disk is on fire; exit 9\n", instances=1))
     assert result.code == 9
-    assert "rank 0 on node0 failed with exit code 9\n  the disk is on fire\nlog: " in result.err
+    assert "rank 0 on node0 failed with exit code 9\nhint: " in result.err
+    assert "\nlast 1 line of its log:\n  the disk is on fire\nlog: " in result.err
 
 
 def test_a_log_of_the_launch_may_lie_in_the_working_directory(workspace: Workspace) -> None:
