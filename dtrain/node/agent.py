@@ -319,7 +319,9 @@ class Agent:
                 self._stop("launcher-failed", self._order.grace_s)
         if not self._cause and not self._sweeping:
             return False
-        return time.monotonic() >= self._kill_at_s or (not self._below_launcher() and not self._is_launcher_needed())
+        # Without a launcher worker.py stands in its place: it is above what it started, and has its last words still to say.
+        is_heard = all(worker is None for worker in self._connections.values())
+        return time.monotonic() >= self._kill_at_s or (is_heard and not self._below_launcher() and not self._is_launcher_needed())
 
     def _is_launcher_needed(self) -> bool:
         """Without one of its daemons mpirun kills the workers of all other nodes, whatever grace they still have.
