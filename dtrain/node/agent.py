@@ -17,6 +17,7 @@ from dtrain.node.folder import JobFolder, peer_uid
 
 ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself
 KILL_TIMEOUT_S = 15.0
+SETTLE_S = 1.0  # how long after a worker that lost another one: what it lost may still be ending, and tells why when it is let
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
@@ -56,6 +57,7 @@ class Agent:
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._cause = ""  # why the node is stopping; "" while it is not
         self._sweeping = False
+        self._settled_at_s = float("inf")  # when a worker's end that is a symptom stops the node
         self._kill_at_s = float("inf")
         self._is_committed = False
         self._armed_until_s = time.monotonic() + ARMED_S
@@ -151,7 +153,9 @@ class Agent:
             event = wire.WorkerEnded(**{**vars(event), "symptom": True})  # our own stop ended it
         self._ended[event.rank] = event.exit_code
         self._event(event)
-        if event.exit_code != 0:
+        if event.exit_code != 0 and event.symptom and not self._cause:
+            self._settled_at_s = min(self._settled_at_s, time.monotonic() + SETTLE_S)
+        elif event.exit_code != 0:
             self._stop("worker-failed", self._order.grace_s)
 
     def _guard_ended(self, guard_alive: int) -> None:
@@ -279,7 +283,7 @@ class Agent:
         if not self._is_committed:
             return max(0.0, self._armed_until_s - now_s)
         lease_until_s = self._heard_s + (float("inf") if self._order.lease_s is None else self._order.lease_s)
-        return max(0.0, min(now_s + _LOOK_S, lease_until_s, self._workers_until_s, self._launcher_until_s) - now_s)
+        return max(0.0, min(now_s + _LOOK_S, lease_until_s, self._workers_until_s, self._launcher_until_s, self._settled_at_s) - now_s)
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
@@ -290,6 +294,8 @@ class Agent:
         lease_s = self._order.lease_s
         if self._is_committed and lease_s is not None and now_s >= self._heard_s + lease_s:
             self._stop("lease-over", self._order.grace_s)
+        if not self._cause and now_s >= self._settled_at_s:
+            self._stop("worker-failed", self._order.grace_s)
         if now_s >= self._workers_until_s:
             self._workers_until_s = float("inf")
             self._workers_missing()
@@ -311,7 +317,7 @@ class Agent:
     def _is_over(self) -> bool:
         if self._launcher_status is not None and not self._cause and not self._sweeping:
             reporting = any(worker is not None for worker in self._connections.values())
-            if reporting and time.monotonic() < self._launcher_ended_s + LAST_WORDS_S:
+            if (reporting and time.monotonic() < self._launcher_ended_s + LAST_WORDS_S) or self._settled_at_s < float("inf"):
                 return False
             if self._succeeded():
                 self._sweep()
