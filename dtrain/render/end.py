@@ -24,7 +24,8 @@ def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, eva
         console.print(Text(f"{key} {value:.1%}" if "accuracy" in key else f"{key} {value:.4g}", "bold"))
     failure = state.first_failure
     if state.state in (State.FAILED, State.LOST) and failure is not None and state.start_failed is None:
-        _print_failure(console, failure, plan, log_folder)
+        folder = next(node.job_folder for node in plan.nodes if node.name == failure.node)
+        print_failure(console, failure, log_folder, folder)
     took = ""
     if state.started_at is not None and state.ended_at is not None:
         took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"
@@ -37,7 +38,8 @@ def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, eva
             )
 
 
-def _print_failure(console: Console, failure: Failure, plan: LaunchPlan, log_folder: Path) -> None:
+def print_failure(console: Console, failure: Failure, log_folder: Path, job_folder: str) -> None:
+    """Who failed and why, what it printed last, and where that lies: here, and on its node in `job_folder`."""
     console.print(Text(describe(failure), "bold red"), soft_wrap=True)
     console.print(Text(f"hint: {hint(failure)}"), soft_wrap=True)
     log = log_folder / failure.node / failure.log
@@ -53,8 +55,7 @@ def _print_failure(console: Console, failure: Failure, plan: LaunchPlan, log_fol
         _print_indented(console, shown)
     if log.is_file():  # a launcher that was killed has written nothing
         console.print(Text(f"log: {log}", "dim"), soft_wrap=True)
-        folder = next(node.job_folder for node in plan.nodes if node.name == failure.node)
-        console.print(Text(f"     {failure.node}:{folder}/{failure.log}", "dim"), soft_wrap=True)
+        console.print(Text(f"     {failure.node}:{job_folder}/{failure.log}", "dim"), soft_wrap=True)
 
 
 def describe(failure: Failure) -> str:
