@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design bench clean
+.PHONY: help setup system-packages run test check format lint type layers unit net design faults bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 	$(BIN)/dtrain launch cluster-examples/digits.yaml --cluster cluster-examples/local.yaml
 
-test check unit net design: export OMP_NUM_THREADS = 1
+test check unit net design faults: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
 	$(BIN)/pytest
@@ -56,6 +56,9 @@ net: setup ## Tests on real sshd, torchrun and mpirun
 
 design: $(INSTALLED) ## Tests that hold the design's rules
 	$(BIN)/pytest tests/design
+
+faults: setup ## Twelve seeded failures on nodes whose clocks are minutes apart: one cause each
+	$(BIN)/pytest tests/net/test_causes.py -m ''
 
 bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py

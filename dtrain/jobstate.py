@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,6 +11,7 @@ from typing_extensions import assert_never
 from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, PreflightFailed
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
+from dtrain.reasons import reason_of
 
 LAUNCHING_SIDE = ""  # node name under which the launching side's own events are kept
 
@@ -83,7 +83,7 @@ class Failure:
     signal: int | None
     reason: str
     traceback: str
-    detail: str
+    detail: str  # of a node the launcher's last lines, of a worker what the kernel says of a lack of memory
     symptom: bool  # followed from something else
 
     @property
@@ -194,7 +194,7 @@ class JobState:
             case wire.ClockOffset():
                 return self._with_node(node, event.at, clock_offset_s=event.offset_s)
             case wire.PeerLost():
-                text = f"as {node} saw it, {event.how.removeprefix('it ')}"
+                text = f"{node} says: {event.how}"
                 after = self._with_node(node, event.at)._with_node(event.node, None, missed=text)
                 lost_at = self._on_first_clock(node, event.at - event.silent_s)
                 return after._with_failure(_lost(lost_at, event.node, text))
@@ -261,33 +261,11 @@ def _lost(at: float, node: str, text: str) -> Failure:
 
 
 def _worker_failure(node: str, event: wire.WorkerEnded, at: float) -> Failure:
-    return Failure(at, node, event.rank, event.exit_code, event.signal, reason_of(event), event.traceback, detail="", symptom=event.symptom)
+    detail = "" if event.memory is None else event.memory.text
+    return Failure(at, node, event.rank, event.exit_code, event.signal, reason_of(event), event.traceback, detail, event.symptom)
 
 
 def _node_failure(node: str, event: wire.NodeEnded, at: float) -> Failure:
     lost = event.outcome == "lost" or event.reason in ("agent-killed", "guard-killed")
     code = NodeUnreachable.exit_code if lost else PreflightFailed.exit_code
     return Failure(at, node, None, code, None, event.reason, traceback="", detail=event.detail, symptom=False)
-
-
-_REASONS = (  # of an exception's last line; the first that matches
-    ("import-error", r"^(ModuleNotFoundError|ImportError)\b"),
-    ("cuda-out-of-memory", r"^torch\.(cuda\.)?OutOfMemoryError\b|CUDA out of memory"),
-    ("out-of-memory", r"^MemoryError\b|Cannot allocate memory"),
-    ("no-space", r"\[Errno 28\]|No space left on device"),
-    ("port-in-use", r"\[Errno 98\]|EADDRINUSE|Address already in use"),
-)
-_SIGNALS = {6: "aborted", 9: "killed", 11: "segfault"}
-
-
-def reason_of(event: wire.WorkerEnded) -> str:
-    """One word for why a worker ended, from the evidence that it left."""
-    last_line = event.traceback.rstrip().rpartition("\n")[2]
-    for reason, pattern in _REASONS:
-        if re.search(pattern, last_line):
-            return reason
-    if event.traceback:
-        return "exception"
-    if event.signal is not None:
-        return _SIGNALS.get(event.signal, "killed")
-    return "not-found" if event.exit_code == 127 else "exit-code"

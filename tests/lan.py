@@ -26,6 +26,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 _OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # a node's own, and empty
 _HOME = "/run/root"
 
+# Moves the wall clock of what it is preloaded into and leaves the monotonic one. Not libfaketime: with Debian's (0.9.10) time.sleep of
+# Python 3.11 fails with EINVAL (its issue 426).
+_DATEFUDGE = next((str(path) for path in Path("/usr/lib").glob("*/datefudge/datefudge.so")), None)
+
 # What a node's process 1 does before it becomes sshd. $1: the folder that the test prepared. $2: host name. From $3: what
 # stays visible even where it lies in one of the node's own folders, such as a checkout below /tmp.
 _INIT = rf"""
@@ -67,7 +71,7 @@ class Node:
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost\n")
         (etc / "passwd").write_text(f"root:x:0:0:root:{_HOME}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n")
         (etc / "shadow").write_text("root:*:20000:0:99999:7:::\n")
-        self.public_key = server_files(etc, port=SSH_PORT, authorized_key=authorized_key, home=_HOME)
+        self.public_key = server_files(etc, port=SSH_PORT, authorized_key=authorized_key, home=_HOME, extra=["PermitUserEnvironment yes"])
         config = etc / "sshd_config"
         config.write_text(config.read_text().replace(str(etc), "/run/etc"))
         kept = {str(Path(path).resolve()) for path in (_ROOT, sys.prefix, sys.base_prefix)}
@@ -236,6 +240,13 @@ class Lan:
         rc.write_text(text)
         self._undo.append(rc.unlink)
 
+    def set_clock(self, node: Node, ahead_s: int) -> None:
+        """The wall clock of the node's new sessions and all that they start."""
+        folder = node.path(f"{_HOME}/.ssh")
+        folder.mkdir(exist_ok=True)
+        (folder / "environment").write_text(f"LD_PRELOAD={_DATEFUDGE}\nDATEFUDGE={-ahead_s}\n")
+        self._undo.append(lambda: shutil.rmtree(folder))
+
     def hide(self, node: Node) -> None:
         """The launcher's packets get no answer from the node; its neighbours' do."""
         node.run("ip", "route", "add", "blackhole", f"{self.address}/32")
@@ -264,8 +275,9 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     missing = [tool for tool in ("ip", "iptables", "unshare", "nsenter", "setpriv", "ssh-keygen") if not shutil.which(tool)]
-    if missing or SSHD is None:
-        return f"not installed: {', '.join(missing or ['sshd'])}"
+    missing += [name for name, path in (("sshd", SSHD), ("datefudge", _DATEFUDGE)) if path is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
     done = subprocess.run(("unshare", "--net", "--pid", "--fork", "--mount-proc", "true"), capture_output=True, text=True)
     return f"no namespaces here: {done.stderr.strip()}" if done.returncode else None
 

@@ -100,7 +100,7 @@ def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detac
         out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped", soft_wrap=True)
         return CTRL_C if state.stop_cause == "ctrl-c" else STOPPED
     if state.state.is_final:
-        print_end(out, spec.name, job.id, state, view.evaluation, store.folder(job.id))
+        print_end(out, job.id, job.plan, state, view.evaluation, store.folder(job.id))
     else:
         print_detached(out, spec.name, job.id)
     if detach and state.exit_code in (0, None):

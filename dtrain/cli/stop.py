@@ -57,12 +57,16 @@ def _stop(store: Store, record: JobRecord, grace_s: float, out: Console) -> int:
         return CTRL_C
     for why in unheard.values():
         out.print(Text(why, "red"), soft_wrap=True)
-    if unheard:
+    if unheard and len(unheard) < len(nodes):
+        out.print(
+            Text(f"the other nodes have told it to stop too; `dtrain status {record.job}` shows whether it did", "red"), soft_wrap=True
+        )
+    elif unheard:
         lease_s = record.plan.lease_s
         lease = "" if lease_s is None else f", or its lease of {lease_s:g} s is over"
         out.print(Text(f"the job goes on there until `dtrain stop {record.job}` reaches it{lease}", "red"), soft_wrap=True)
     if state.state.is_final:
-        print_end(out, record.name, record.job, state, {}, store.folder(record.job))
+        print_end(out, record.job, record.plan, state, {}, store.folder(record.job))
         survived = any(node.survivors for node in state.nodes)
     else:
         survived = print_survivors(out, state)
@@ -73,8 +77,10 @@ def _leave(record: JobRecord, supervisor: Supervisor, out: Console) -> None:
     """Ctrl-C: what was ordered takes its course."""
     untold = supervisor.untold()
     told = [node for node in supervisor.waited_for() if node not in untold]
+    told_any = len(untold) < len(record.plan.nodes)
     if told:
         out.print(Text(f"the order has been given, and the nodes go on stopping: {names(told)}"), soft_wrap=True)
     if untold:
-        out.print(Text(f"not reached, so the job goes on there: {names(untold)}", "red"), soft_wrap=True)
+        passed_on = "not reached from here; the other nodes tell it to stop" if told_any else "not reached, so the job goes on there"
+        out.print(Text(f"{passed_on}: {names(untold)}", "red"), soft_wrap=True)
     out.print(f"dtrain status {record.job} shows how far they are", soft_wrap=True)

@@ -19,6 +19,7 @@ from dtrain.node.tripwire import Tripwire
 
 ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself, or sooner with the session that prepared it
 KILL_TIMEOUT_S = 15.0
+SETTLE_S = 1.0  # how long after a worker that lost another one: what it lost may still be ending, and tells why when it is let
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
@@ -67,6 +68,7 @@ class Agent:
         self._cause = ""  # why the node is stopping; "" while it is not
         self._sweeping = False
         self._is_cleared = False  # nothing of the job is left here
+        self._settled_at_s = float("inf")  # when a worker's end that is a symptom stops the node
         self._kill_at_s = float("inf")
         self._is_committed = False
         self._armed_until_s = time.monotonic() + ARMED_S
@@ -165,11 +167,14 @@ class Agent:
             )
 
     def _worker_ended(self, event: wire.WorkerEnded) -> None:
-        if self._cause and not event.symptom and event.exit_code != 0:
+        failed_first = event.failed_first and self._cause in ("worker-failed", "failure")
+        if self._cause and not event.symptom and event.exit_code != 0 and not failed_first:
             event = wire.WorkerEnded(**{**vars(event), "symptom": True})  # our own stop ended it
         self._ended[event.rank] = event.exit_code
         self._event(event)
-        if event.exit_code != 0:
+        if event.exit_code != 0 and event.symptom and not self._cause:
+            self._settled_at_s = min(self._settled_at_s, time.monotonic() + SETTLE_S)
+        elif event.exit_code != 0:
             self._stop("worker-failed", self._order.grace_s)
         if self._have_all_ended() and not self._tripwire.is_first:
             self._tripwire.tell(wire.WorkersDone())
@@ -335,9 +340,9 @@ class Agent:
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        until_s = [now_s + _LOOK_S, now_s + self._tripwire.wait_s()]
+        until_s = [now_s + _LOOK_S, now_s + self._tripwire.wait_s(), self._settled_at_s]
         if self._is_cleared:
-            return min(until_s) - now_s
+            return max(0.0, min(until_s[:2]) - now_s)
         if self._cause or self._launcher.ended_s is not None:
             return _POLL_S
         if self._is_committed:
@@ -357,6 +362,8 @@ class Agent:
         lease_s = self._order.lease_s
         if self._is_committed and lease_s is not None and now_s >= self._heard_s + lease_s:
             self._stop("lease-over", self._order.grace_s)
+        if not self._cause and now_s >= self._settled_at_s:
+            self._stop("worker-failed", self._order.grace_s)
         if now_s >= self._workers_until_s:
             self._workers_until_s = float("inf")
             self._workers_missing()
@@ -375,7 +382,7 @@ class Agent:
     def _is_over(self) -> bool:
         if self._launcher.ended_s is not None and not self._cause and not self._sweeping:
             reporting = any(worker is not None for worker in self._connections.values())
-            if reporting and time.monotonic() < self._launcher.ended_s + LAST_WORDS_S:
+            if (reporting and time.monotonic() < self._launcher.ended_s + LAST_WORDS_S) or self._settled_at_s < float("inf"):
                 return False
             if self._succeeded():
                 self._sweep()
@@ -383,7 +390,9 @@ class Agent:
                 self._stop("launcher-failed", self._order.grace_s)
         if not self._cause and not self._sweeping:
             return False
-        return time.monotonic() >= self._kill_at_s or (not self._below_launcher() and not self._is_launcher_needed())
+        # Without a launcher worker.py stands in its place: it is above what it started, and has its last words still to say.
+        is_heard = all(worker is None for worker in self._connections.values())
+        return time.monotonic() >= self._kill_at_s or (is_heard and not self._below_launcher() and not self._is_launcher_needed())
 
     def _is_launcher_needed(self) -> bool:
         """Without one of its daemons mpirun kills the workers of all other nodes, whatever grace they still have.

@@ -32,11 +32,11 @@ def settle_job(folder: JobFolder) -> None:
         if _read(folder)[1]:
             return  # another session was faster
         if started.boot_id != procs.boot_id():
-            _end(folder, "rebooted", "the node was started anew", [])  # its processes are gone, and their ids are others' now
+            _end(folder, "rebooted", "", [])  # its processes are gone, and their ids are others' now
             return
         num_found, left = _kill_processes_of(folder)
-        found = f"; what they had left running was killed: {num_found} process{'' if num_found == 1 else 'es'}" if num_found else ""
-        _end(folder, "all-killed", f"dtrain's agent and guard on it were killed{found}", left)
+        found = f"what they left running was killed: {num_found} process{'' if num_found == 1 else 'es'}" if num_found else ""
+        _end(folder, "all-killed", found, left)
     finally:
         os.close(lock)
 

@@ -455,14 +455,24 @@ class WorkerStarted(Message):
 
 
 @dataclass(frozen=True)
+class MemoryFinding(Message):
+    """What the kernel says of the end of a worker that ended as one does for lack of memory."""
+
+    is_shown: bool
+    text: str  # "kernel log: ..." or "cgroup ...", or why neither shows it
+
+
+@dataclass(frozen=True)
 class WorkerEnded(Message):
     at: float
     rank: int
     local_rank: int
     exit_code: int  # 128+n for signal n
     signal: Optional[int]
-    traceback: str  # last one in the worker's own output; "" without one
+    traceback: str  # the one that ended it, or the text of a C++ abort, from its own output; "" without one
     symptom: bool  # ended because of another worker's end or our own stop; never a root cause
+    failed_first: bool = False  # its own exception was out before anybody told it to end
+    memory: Optional[MemoryFinding] = None  # only where nobody told it to end, and lack of memory may have ended it
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,16 @@ file of its own, and reports its start and its end.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
-from dtrain.node import procs, wire
+from dtrain.node import lastwords, oom, procs, wire
 from dtrain.node.folder import JobFolder
-
-_TAIL_BYTES = 256 * 1024
-_TRACEBACK = "Traceback (most recent call last):"
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line once a process group exists
-# A process that says one of these lost its peer: what ended the peer is the cause, not this.
-_PEER_LOST = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
-    r"|recvValue failed|sendBytes failed|failed to recv|Socket Timeout|DistNetworkError"
-)
 
 
 def main(argv: list[str]) -> int:
@@ -36,8 +26,9 @@ def main(argv: list[str]) -> int:
         argv: the job folder, and the launcher that started us.
     """
     procs.die_with_parent()
+    log = _Log()
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, lambda *_: None)  # the user's process is in our group and gets it too; we stay to report
+        signal.signal(ignored, lambda *_: log.told_to_end())  # the user's process is in our group and gets it too; we stay to report
     folder = JobFolder(argv[0])
     place = place_of(argv[1], os.environ)
     rank, local_rank = place.rank, place.local_rank
@@ -49,29 +40,19 @@ def main(argv: list[str]) -> int:
     order = received[0]
     assert isinstance(order, wire.WorkerOrder)
 
-    log_path = folder.stream(wire.rank_log(rank))
-    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    user = _start(order, place.environ, log)
+    log.open(folder.stream(wire.rank_log(rank)))
+    kernel = oom.Witness(order.oom_score)
+    user = _start(order, place.environ, log.fd)
+    code = 127
     if user is not None:
         agent.sendall(wire.frame(wire.WorkerStarted(time.time(), rank, local_rank, user.pid)))
-        code = _wait(user)
-    else:
-        code = 127
+        status = user.wait()
+        code = status if status >= 0 else 128 - status
     number = code - 128 if user is not None and user.returncode < 0 else None
-    tail = _tail(log_path) if code != 0 else ""
-    agent.sendall(
-        wire.frame(
-            wire.WorkerEnded(
-                at=time.time(),
-                rank=rank,
-                local_rank=local_rank,
-                exit_code=code,
-                signal=number,
-                traceback=last_traceback(tail),
-                symptom=number == signal.SIGTERM or is_peer_lost(tail),
-            )
-        )
-    )
+    ended = _ended(rank, local_rank, code, number, log)
+    if user is not None and not ended.symptom and not log.is_told_to_end:
+        ended = replace(ended, memory=kernel.asked(user.pid, code, number, ended.traceback))
+    agent.sendall(wire.frame(ended))
     os._exit(code)  # Python's own end lets go of our signal handlers, and mpirun never ends once TERM has killed a worker.py
 
 
@@ -124,42 +105,44 @@ def _start(order: wire.WorkerOrder, environ: Mapping[str, str], log: int) -> Opt
         return None
 
 
-def _wait(user: subprocess.Popen[bytes]) -> int:
-    status = user.wait()
-    return status if status >= 0 else 128 - status
+class _Log:
+    """What the user's process writes, and how much of it was there when we were told to end."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self._end_when_told: Optional[int] = None
+
+    def open(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def told_to_end(self) -> None:
+        if self._end_when_told is None and self.fd >= 0:
+            self._end_when_told = os.fstat(self.fd).st_size
+
+    @property
+    def is_told_to_end(self) -> bool:
+        return self._end_when_told is not None
+
+    def tail(self) -> str:
+        return self._before(os.fstat(self.fd).st_size)
+
+    def tail_when_told(self) -> str:
+        """Its end as it was when we were told to end; "" where nobody told us."""
+        return "" if self._end_when_told is None else self._before(self._end_when_told)
+
+    def _before(self, end: int) -> str:
+        start = max(0, end - lastwords.TAIL_BYTES)
+        return os.pread(self.fd, end - start, start).decode(errors="replace")
 
 
-def _tail(path: str) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
-
-
-def last_traceback(text: str) -> str:
-    """The last Python traceback in a worker's output, with the line that names the exception; "" without one.
-
-    Chained tracebacks ("During handling of ...", "The above exception was the direct cause ...") stay together.
-    """
-    text = _RANK_PREFIX.sub("", text)
-    start = text.rfind(_TRACEBACK)
-    if start < 0:
-        return ""
-    while True:
-        before = text.rfind(_TRACEBACK, 0, start)
-        between = text[before:start].rstrip() if before >= 0 else ""
-        if not between.endswith(("another exception occurred:", "direct cause of the following exception:")):
-            break
-        start = before
-    lines = text[start:].splitlines()
-    end = len(lines)
-    last_mark = max(index for index, line in enumerate(lines) if line.startswith(_TRACEBACK))
-    for index in range(last_mark + 1, len(lines)):
-        if lines[index] and not lines[index].startswith((" ", "\t")):  # the exception's own line
-            end = index + 1
-            break
-    return "\n".join(lines[:end])
-
-
-def is_peer_lost(text: str) -> bool:
-    """Whether the output's last traceback says that another worker went away."""
-    return _PEER_LOST.search(last_traceback(text)) is not None
+def _ended(rank: int, local_rank: int, code: int, number: Optional[int], log: _Log) -> wire.WorkerEnded:
+    if code != 0:
+        # An exception takes a while to end a process, and its peers see their connections closed meanwhile and end first.
+        # What was told to end in that while had failed by itself, with the code that Python gives an exception.
+        early = lastwords.last_words(log.tail_when_told(), 128 + signal.SIGTERM, signal.SIGTERM)
+        if early.told and not early.is_peer_lost:
+            code, number = (code, None) if number is None else (1, None)
+            return wire.WorkerEnded(time.time(), rank, local_rank, code, number, early.told, symptom=False, failed_first=True)
+    words = lastwords.last_words(log.tail() if code != 0 else "", code, number)
+    symptom = number == signal.SIGTERM or words.is_peer_lost
+    return wire.WorkerEnded(time.time(), rank, local_rank, code, number, words.told, symptom)

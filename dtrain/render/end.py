@@ -10,33 +10,28 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain.jobstate import Failure, JobState, State
+from dtrain.node.lastwords import without_rank_prefix
+from dtrain.plan import LaunchPlan, counted
+from dtrain.reasons import REASONS
 from dtrain.render.console import duration, harmless
 
-_TAIL_LINES, _TAIL_BYTES = 10, 8192
-_REASONS = {
-    "launcher-failed": "torchrun or mpirun on it ended before the workers did",
-    "start-timeout": "its workers did not start in time",
-    "agent-killed": "dtrain's agent on it was killed",
-    "guard-killed": "dtrain's guard on it was killed",
-    "node-lost": "dtrain's agent and guard on it are gone",
-    "folder-gone": "its job folder was deleted, or cannot be written",
-    "never-committed": "it was prepared and never told to start",
-    "lease-over": "its launcher was silent for longer than the lease",
-}
+_TOLD_BY_LAUNCHER = ("launcher-failed", "start-timeout")  # reasons whose detail is what the launcher printed last
+_TAIL_LINES, _TAIL_BYTES, _LINE_LENGTH = 30, 64 * 1024, 2000
 
 
-def print_end(console: Console, name: str, job: str, state: JobState, evaluation: Mapping[str, float], log_folder: Path) -> None:
-    """The result, or the one root cause with its traceback and where to read on."""
+def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, evaluation: Mapping[str, float], log_folder: Path) -> None:
+    """The result, or the one root cause with what it printed and where to read on."""
     for key, value in evaluation.items() if state.state is State.SUCCEEDED else ():
         console.print(Text(f"{key} {value:.1%}" if "accuracy" in key else f"{key} {value:.4g}", "bold"))
     failure = state.first_failure
     if state.state in (State.FAILED, State.LOST) and failure is not None and state.start_failed is None:
-        _print_failure(console, failure, log_folder)
+        folder = next(node.job_folder for node in plan.nodes if node.name == failure.node)
+        print_failure(console, failure, log_folder, folder)
     took = ""
     if state.started_at is not None and state.ended_at is not None:
         took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"
     style = "bold green" if state.state is State.SUCCEEDED else "bold red"
-    console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style), took), soft_wrap=True)
+    console.print(Text.assemble(f"job {plan.name} {job} ", (state.state.value, style), took), soft_wrap=True)
     print_survivors(console, state)
 
 
@@ -56,35 +51,69 @@ def print_survivors(console: Console, state: JobState) -> bool:
     return bool(found)
 
 
-def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None:
+def print_failure(console: Console, failure: Failure, log_folder: Path, job_folder: str) -> None:
+    """Who failed and why, what it printed last, and where that lies: here, and on its node in `job_folder`."""
     console.print(Text(describe(failure), "bold red"), soft_wrap=True)
+    console.print(Text(f"hint: {hint(failure)}"), soft_wrap=True)
     log = log_folder / failure.node / failure.log
-    told = failure.traceback or failure.detail or _last_lines(log)
-    if told:
-        console.print(Text("\n".join("  " + line for line in told.rstrip().splitlines())), soft_wrap=True)
+    tail = _last_lines(log)
+    if failure.reason in _TOLD_BY_LAUNCHER:
+        tail = failure.detail.splitlines()[-_TAIL_LINES:]
+    shown = [Text.from_ansi(line) for line in tail]  # as styles, which rich leaves out where nobody wants colours
+    traceback = failure.traceback.splitlines()
+    if traceback and not _holds([line.plain for line in shown], traceback):
+        _print_indented(console, [Text(harmless(line)) for line in traceback])
+    if shown:
+        console.print(Text(f"last {counted(len(shown), 'line')} of its log:", "dim"))
+        _print_indented(console, shown)
     if log.is_file():  # a launcher that was killed has written nothing
         console.print(Text(f"log: {log}", "dim"), soft_wrap=True)
+        console.print(Text(f"     {failure.node}:{job_folder}/{failure.log}", "dim"), soft_wrap=True)
 
 
 def describe(failure: Failure) -> str:
     """One sentence: who ended, how, and why."""
     if failure.rank is None:
-        return f"{failure.node} failed: {_REASONS.get(failure.reason, failure.reason)}"
-    ended = (
-        f"exit code {failure.exit_code}"
-        if failure.signal is None
-        else f"{signal.Signals(failure.signal).name} (exit code {failure.exit_code})"
-    )
-    reason = "" if failure.reason == "exit-code" else f": {failure.reason}"
-    return f"rank {failure.rank} on {failure.node} failed with {ended}{reason}"
+        reason = REASONS.get(failure.reason)
+        why = reason.of_node if reason else failure.reason
+        detail = f"; {failure.detail}" if failure.detail and failure.reason not in _TOLD_BY_LAUNCHER else ""
+        return f"{failure.node} failed: {why}{detail}"
+    ended = f"exit code {failure.exit_code}" if failure.signal is None else f"{_name(failure.signal)} (exit code {failure.exit_code})"
+    reason_word = "" if failure.reason == "exit-code" else f": {failure.reason}"
+    return f"rank {failure.rank} on {failure.node} failed with {ended}{reason_word}"
 
 
-def _last_lines(log: Path) -> str:
-    """The end of a worker's output, where it left no traceback."""
+def hint(failure: Failure) -> str:
+    """The next step, and for what may have lacked memory the kernel's word."""
+    reason = REASONS.get(failure.reason)
+    step = reason.hint if reason else "see its log"
+    return f"{step}; {failure.detail}" if failure.rank is not None and failure.detail else step
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
+def _holds(lines: list[str], part: list[str]) -> bool:
+    return any(lines[start : start + len(part)] == part for start in range(len(lines) - len(part) + 1))
+
+
+def _print_indented(console: Console, lines: list[Text]) -> None:
+    for line in lines:
+        console.print(Text("  ").append_text(line), soft_wrap=True)
+
+
+def _last_lines(log: Path) -> list[str]:
+    """The end of a worker's output, as it would stand on a screen."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
-        return ""
-    return "\n".join(harmless(line) for line in text.splitlines()[-_TAIL_LINES:])
+        return []
+    lines = without_rank_prefix(text).rstrip("\n").split("\n") if text else []
+    # A progress bar redraws its line after a carriage return: the last state of it is the line.
+    return [harmless(line.rstrip("\r").rpartition("\r")[2])[:_LINE_LENGTH] for line in lines[-_TAIL_LINES:]]

@@ -15,7 +15,7 @@ from rich.text import Text
 from dtrain.jobstate import Failure, JobState, NodeState
 from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
-from dtrain.render.end import describe
+from dtrain.render.end import describe, hint
 from dtrain.render.live import progress_line
 from dtrain.render.plan import ranges
 from dtrain.store import JobRecord
@@ -76,6 +76,7 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         console.print(Text(f"it was not started: {view.state.start_failed.text}", "red"), soft_wrap=True)
     elif failure is not None:
         console.print(Text(describe(failure), "red"), soft_wrap=True)
+        console.print(Text(f"hint: {hint(failure)}"), soft_wrap=True)
         console.print(Text(f"dtrain logs {view.record.job} shows what it printed", "dim"), soft_wrap=True)
     line = progress_line(view.metrics)
     if line:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dtrain
 from dtrain import errors
+from dtrain.reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dtrain"
@@ -77,6 +78,14 @@ def test_the_table_of_exit_codes_is_complete() -> None:
     table = {name: int(code) for name, code in re.findall(r"^[ ├└│─]*(\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)}
     classes = {cls.__name__: cls.exit_code for cls in _with_subclasses(errors.DtrainError)}
     assert table == classes
+
+
+def test_every_reason_of_a_failure_is_documented() -> None:
+    text = (ROOT / "docs/failures.md").read_text()
+    workers, nodes = (re.findall(r"^\| `([a-z-]+)` \| \S", part, re.MULTILINE) for part in text.split("## Reasons of a node"))
+    assert workers == [name for name, reason in REASONS.items() if not reason.of_node]
+    assert nodes == [name for name, reason in REASONS.items() if reason.of_node]
+    assert "(docs/failures.md)" in (ROOT / "README.md").read_text()
 
 
 def test_every_error_class_stands_in_errors_py() -> None:

@@ -204,6 +204,24 @@ def test_the_cause_is_the_worker_that_failed_not_the_one_that_lost_it(workspace:
     assert "rank 1 on node1 failed with exit code 7" in result.err
 
 
+def test_the_cause_may_take_longer_to_end_than_what_it_ended(workspace: Workspace) -> None:
+    """An exception is out at once, but its process closes its connections, and with them its peers, before it ends."""
+    workspace.write(
+        "slow.py",
+        "import atexit, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1:\n"
+        "    atexit.register(lambda: (dist.destroy_process_group(), time.sleep(600)))\n"
+        "    raise ValueError('bad shard')\n"
+        "dist.all_reduce(torch.ones(1 << 20))\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("name: slow\nscript: slow.py\n"), timeout_s=60)
+    assert result.code == 1, result.err
+    assert "rank 1 on node1 failed with exit code 1: exception" in result.err and "ValueError: bad shard" in result.err
+    assert workspace.status("slow")["first_failure"]["rank"] == 1
+
+
 def test_a_signal_and_a_missing_program_have_names(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("command: kill -SEGV $$\n", instances=1))
     assert result.code == 139
@@ -351,7 +369,8 @@ def test_the_exception_is_told_as_torch_prints_it_within_a_process_group(workspa
 def test_a_worker_without_a_traceback_is_quoted(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("command: echo the disk is on fire; exit 9\n", instances=1))
     assert result.code == 9
-    assert "rank 0 on node0 failed with exit code 9\n  the disk is on fire\nlog: " in result.err
+    assert "rank 0 on node0 failed with exit code 9\nhint: " in result.err
+    assert "\nlast 1 line of its log:\n  the disk is on fire\nlog: " in result.err
 
 
 def test_a_log_of_the_launch_may_lie_in_the_working_directory(workspace: Workspace) -> None:

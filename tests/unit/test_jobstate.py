@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.jobstate import JobState, NodeLost, NodeState, RankState, StartFailed, State, StopAsked, reason_of
+from dtrain.jobstate import JobState, NodeLost, NodeState, RankState, StartFailed, State, StopAsked
 from dtrain.node import wire
 
 TWO_NODES = JobState((NodeState("a", (RankState(0, 0),)), NodeState("b", (RankState(1, 0),))))
@@ -82,7 +82,7 @@ def test_causes_are_put_in_order_by_one_clock() -> None:
 def test_the_word_of_others_is_evidence_and_a_nodes_own_word_is_better() -> None:
     missed = _running().after("a", wire.PeerLost(20.0, "b", "said nothing for 15 s", 15.0)).after("a", _over("stopped", "peer-lost"))
     assert missed.state is State.RUNNING  # b may still speak for itself
-    lost = missed.after("", NodeLost(40.0, "b", "as a saw it, said nothing for 15 s"))
+    lost = missed.after("", NodeLost(40.0, "b", "a says: said nothing for 15 s"))
     assert (lost.state, lost.exit_code) == (State.LOST, 69)
     assert lost.first_failure is not None
     assert (lost.first_failure.node, lost.first_failure.reason, lost.first_failure.at) == ("b", "node-lost", 5.0)
@@ -98,20 +98,47 @@ def test_a_node_that_was_started_anew_is_lost() -> None:
     assert state.first_failure is not None and state.first_failure.reason == "rebooted"
 
 
-@pytest.mark.parametrize(
-    ("code", "signal", "last_line", "reason"),
-    [
-        (1, None, "ValueError: x", "exception"),
-        (1, None, "ModuleNotFoundError: No module named 'x'", "import-error"),
-        (1, None, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "cuda-out-of-memory"),
-        (1, None, "OSError: [Errno 28] No space left on device: 'x'", "no-space"),
-        (1, None, "RuntimeError: The server socket has failed to listen: EADDRINUSE", "port-in-use"),
-        (139, 11, "", "segfault"),
-        (137, 9, "", "killed"),
-        (3, None, "", "exit-code"),
-        (127, None, "", "not-found"),
-    ],
-)
-def test_reasons_follow_from_evidence(code: int, signal: int | None, last_line: str, reason: str) -> None:
-    traceback = f"Traceback (most recent call last):\n  File\n{last_line}" if last_line else ""
-    assert reason_of(_ended(0, code, 1.0, signal=signal, traceback=traceback)) == reason
+def test_among_causes_the_earliest_wins_whatever_was_heard_first() -> None:
+    state = _running().after("b", _ended(1, 7, 3.5)).after("a", _ended(0, 5, 3.0))
+    state = state.after("a", _over("failed", "worker-failed")).after("b", _over("failed", "worker-failed"))
+    assert state.first_failure is not None and (state.first_failure.rank, state.exit_code) == (0, 5)
+
+
+def test_a_signal_from_a_stranger_is_the_cause_where_there_is_no_other() -> None:
+    """Its peers lost it and were told to end after it; each of them is a symptom as well."""
+    state = _running().after("b", _ended(1, 143, 3.0, symptom=True, signal=15)).after("a", _ended(0, 1, 3.1, symptom=True))
+    state = state.after("b", _over("failed", "worker-failed")).after("a", _over("stopped", "failure"))
+    cause = state.first_failure
+    assert cause is not None and (cause.node, cause.signal, cause.reason) == ("b", 15, "terminated")
+    assert (state.state, state.exit_code, state.exit_source) == (State.FAILED, 143, "worker")
+
+
+def test_a_node_is_not_blamed_for_the_worker_that_ended_it() -> None:
+    state = (
+        _running()
+        .after("a", _ended(0, 3, 3.0))
+        .after("a", _over("failed", "worker-failed", at=4.0))
+        .after("b", _over("stopped", "failure"))
+    )
+    assert len(state.failures) == 1
+
+
+def test_a_killed_agent_is_a_cause_and_the_workers_that_lost_it_are_none() -> None:
+    state = _running().after("a", _ended(0, 1, 3.0, symptom=True)).after("a", _over("failed", "worker-failed"))
+    state = state.after("b", _over("failed", "agent-killed"))
+    cause = state.first_failure
+    assert cause is not None and (cause.node, cause.rank, state.exit_code, state.exit_source) == ("b", None, 69, "dtrain")
+
+
+def test_a_worker_that_failed_although_it_was_told_to_end_counts() -> None:
+    """Its exception was out before; the peer that its end took along was heard of first."""
+    state = _running().after("a", _ended(0, 1, 3.0, symptom=True))
+    state = state.after("b", wire.WorkerEnded(3.2, 1, 0, 1, None, "Traceback", symptom=False, failed_first=True))
+    state = state.after("a", _over("failed", "worker-failed")).after("b", _over("stopped", "failure"))
+    assert state.first_failure is not None and state.first_failure.rank == 1
+
+
+def test_what_the_kernel_says_of_memory_reaches_the_failure() -> None:
+    finding = wire.MemoryFinding(True, "kernel log: Out of memory: Killed process 20 (python3)")
+    state = _running().after("a", wire.WorkerEnded(3.0, 0, 0, 137, 9, "", False, memory=finding))
+    assert (state.failures[0].reason, state.failures[0].detail) == ("out-of-memory", finding.text)

@@ -13,7 +13,6 @@ from dtrain.bundle import bundle
 from dtrain.node import tree, wire
 from dtrain.node.folder import JobFolder
 from dtrain.node.follow import Follower
-from dtrain.node.worker import is_peer_lost, last_traceback
 from dtrain.sync import scan_workdir, tree_hash
 
 
@@ -141,31 +140,6 @@ def test_streams_are_followed_by_offset_and_the_end_comes_last(tmp_path: Path) -
             assert offset == at
             at += size
     assert at == 3 * wire.CHUNK_BYTES + 7
-
-
-CHAINED = """epoch 1
-Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-KeyError: 'x'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 3, in <module>
-    raise RuntimeError("Connection closed by peer [10.0.0.1]")
-RuntimeError: Connection closed by peer [10.0.0.1]
-terminate called without an active exception
-"""
-
-
-def test_the_last_traceback_is_taken_whole_and_nothing_after_it() -> None:
-    found = last_traceback("Traceback (most recent call last):\n  old\nOldError: no\nline\n" + CHAINED)
-    assert found.startswith('Traceback (most recent call last):\n  File "a.py", line 1') and "KeyError" in found
-    assert found.endswith("RuntimeError: Connection closed by peer [10.0.0.1]")
-    prefixed = "\n".join(f"[rank2]: {line}" if line else line for line in CHAINED.splitlines())  # as torch prints within a process group
-    assert last_traceback(prefixed) == last_traceback(CHAINED)
-    assert last_traceback("nothing here") == ""
-    assert is_peer_lost(CHAINED) and not is_peer_lost(CHAINED.replace("Connection closed by peer", "bad"))
 
 
 def test_the_bundle_is_the_same_bytes_every_time() -> None:
