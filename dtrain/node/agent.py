@@ -24,7 +24,6 @@ LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher e
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
 _LOOK_S = 5.0  # between two looks at whether the job's folder is still there
-_CLOCK_STEP_S = 0.02  # a clock that has gone further away from the first node's is told of anew
 
 _SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the whole job's
 _STOPPED = (*_SHARED, "peer-lost")  # no fault of this node's
@@ -74,12 +73,13 @@ class Agent:
         self._armed_until_s = time.monotonic() + ARMED_S
         self._workers_until_s = float("inf")  # all have to be there by then
         self._heard_s = time.monotonic()  # the launching side's last word
-        self._clock_offset_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
         self._selector.register(inherited.listener, selectors.EVENT_READ, self._accept)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._guard_ended)
-        self._tripwire = Tripwire(order.watch, self._selector, self._peer_said, self._peer_lost, self._launcher_silent_s)
+        self._tripwire = Tripwire(
+            order.watch, self._selector, self._peer_said, self._peer_lost, self._clock_compared, self._launcher_silent_s
+        )
         if inherited.watch_listener is not None:
             self._tripwire.listen(inherited.watch_listener)
 
@@ -203,7 +203,6 @@ class Agent:
     def _peer_said(self, node: str, message: wire.Message) -> None:
         if isinstance(message, wire.Beat):
             self._heard_s = max(self._heard_s, time.monotonic() - message.launcher_silent_s)
-            self._compare_clocks(message)
         elif isinstance(message, (wire.WorkersDone, wire.Bye)):
             self._others_done.add(node)
             self._finish_if_all_have_ended()
@@ -218,16 +217,7 @@ class Agent:
         self._event(wire.PeerLost(time.time(), node, how, silent_s))
         self._stop("peer-lost", self._order.grace_s)
 
-    def _compare_clocks(self, beat: wire.Beat) -> None:
-        """By a beat that answers one of ours: halfway between the two the first node's clock stood at `at`."""
-        if beat.of:
-            now = time.time()
-            offset_s, exact_to_s = (beat.of + now) / 2 - beat.at, (now - beat.of) / 2
-            if abs(offset_s - self._clock_offset_s) > _CLOCK_STEP_S + exact_to_s:
-                self._tell_clock(offset_s)
-
-    def _tell_clock(self, offset_s: float) -> None:
-        self._clock_offset_s = offset_s
+    def _clock_compared(self, offset_s: float) -> None:
         self._event(wire.ClockOffset(time.time(), offset_s))
 
     def _launcher_silent_s(self) -> float:
@@ -256,7 +246,7 @@ class Agent:
         watch = self._order.watch
         assert watch is not None
         try:
-            self._tell_clock(self._tripwire.join(watch.address, order.port))
+            self._tripwire.join(watch.address, order.port)
         except OSError as error:
             where = f"{watch.first} ({watch.address}, port {order.port})"
             return wire.Failed("setup", f"{where} is not reached from here: {error}", "let the nodes connect to each other, or set ports:")

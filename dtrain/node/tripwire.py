@@ -28,6 +28,7 @@ SILENT_S = 15.0  # a node that says nothing for so long is lost
 _GUEST_S = 5.0  # from the connection to the Hello
 _MOST_GUESTS = 256  # connections without a Hello; for one more the oldest makes room
 _JOIN_TIMEOUT_S = 5.0
+_CLOCK_STEP_S = 0.02  # a clock that has gone further away from the first node's is told of anew
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
@@ -116,12 +117,14 @@ class Tripwire:
         selector: selectors.BaseSelector,
         on_word: Callable[[str, wire.Message], None],
         on_lost: Callable[[str, str, float], None],
+        on_clock: Callable[[float], None],
         launcher_silent_s: Callable[[], float],
     ) -> None:
         """Args:
         watch: who watches whom; None: the job has one node.
         on_word: called with a node and what it said.
         on_lost: called with a node, how it was lost, and for how many seconds nothing was heard of it.
+        on_clock: called with how many seconds this node's clock is ahead of the first one's, when that is known and when it changes.
         launcher_silent_s: for how long the launching side has said nothing, which every Beat tells.
         """
         self._watch = watch
@@ -133,7 +136,9 @@ class Tripwire:
         self._beat_at_s = float("inf")
         self._is_first = watch is not None and watch.node == watch.first
         self._expected: set[str] = set(watch.nodes) - {watch.first} if watch is not None and self._is_first else set()
+        self._on_clock = on_clock
         self._launcher_silent_s = launcher_silent_s
+        self._clock_offset_s = 0.0
 
     # ---- becoming one ----
 
@@ -142,8 +147,8 @@ class Tripwire:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def join(self, address: str, port: int) -> float:
-        """Connect to the first node's agent. Returns how many seconds this node's clock is ahead of the first one's.
+    def join(self, address: str, port: int) -> None:
+        """Connect to the first node's agent.
 
         Raises:
             OSError: it is not reached, or somebody else answers there.
@@ -174,7 +179,7 @@ class Tripwire:
         line.node = self._watch.first
         self._add(line)
         self._beat_at_s = time.monotonic() + BEAT_S
-        return (asked_at + answered_at) / 2 - heard[0].at
+        self._tell_clock((asked_at + answered_at) / 2 - heard[0].at)
 
     # ---- while it is one ----
 
@@ -287,7 +292,16 @@ class Tripwire:
     def _beat(self, line: _Line, beat: wire.Beat) -> None:
         if self._is_first:
             self._say(line, wire.Beat(time.time(), beat.at, self._launcher_silent_s()))
+        elif beat.of:  # halfway between ours and this answer the first node's clock stood at its `at`
+            now = time.time()
+            offset_s, exact_to_s = (beat.of + now) / 2 - beat.at, (now - beat.of) / 2
+            if abs(offset_s - self._clock_offset_s) > _CLOCK_STEP_S + exact_to_s:
+                self._tell_clock(offset_s)
         self._on_word(line.node, beat)
+
+    def _tell_clock(self, offset_s: float) -> None:
+        self._clock_offset_s = offset_s
+        self._on_clock(offset_s)
 
     def _say(self, line: _Line, message: wire.Message) -> None:
         try:

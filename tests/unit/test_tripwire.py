@@ -25,6 +25,7 @@ class Node:
         self.name = name
         self.said: list[tuple[str, wire.Message]] = []
         self.lost: list[tuple[str, str]] = []
+        self.clocks: list[float] = []
         self.selector = selectors.DefaultSelector()
         watch = wire.Watch(token, name, NAMES[0], "127.0.0.1", ANY, names if name == NAMES[0] else ())
         self.tripwire = Tripwire(
@@ -32,6 +33,7 @@ class Node:
             self.selector,
             lambda node, message: self.said.append((node, message)),
             lambda node, how, silent_s: self.lost.append((node, how)),
+            self.clocks.append,
             lambda: silent_s,
         )
 
@@ -53,25 +55,24 @@ class Job:
         self.first.tripwire.listen(self.listener)
         self.nodes.append(self.first)
 
-    def join(self, node: Node) -> float:
+    def join(self, node: Node) -> None:
         """The first node's loop goes on meanwhile, as it does in a process of its own."""
-        done: list[float | OSError] = []
+        failed: list[OSError] = []
 
         def join() -> None:
             try:
-                done.append(node.tripwire.join("127.0.0.1", self.port))
+                node.tripwire.join("127.0.0.1", self.port)
             except OSError as error:
-                done.append(error)
+                failed.append(error)
 
         thread = threading.Thread(target=join)
         thread.start()
         while thread.is_alive():
             self.first.turn()
             thread.join(0.005)
-        if isinstance(done[0], OSError):
-            raise done[0]
+        if failed:
+            raise failed[0]
         self.nodes.append(node)
-        return done[0]
 
     def settle(self) -> None:
         """Until nobody has anything more to read."""
@@ -102,7 +103,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_what_one_node_says_reaches_the_first_and_from_there_any_other(job: Job) -> None:
     second, third = Node("n2"), Node("n3")
-    assert abs(job.join(second)) < 0.5
+    job.join(second)
+    assert [abs(ahead_s) < 0.5 for ahead_s in second.clocks] == [True]
     assert job.first.tripwire.missing == {"n3"}
     job.join(third)
     assert job.first.tripwire.missing == set() and job.first.tripwire.nodes == {"n2", "n3"}
@@ -157,6 +159,23 @@ def test_beats_carry_the_clock_and_the_launchers_silence(job: Job, clock: list[f
     assert name == "n2" and isinstance(beat, wire.Beat) and beat.launcher_silent_s == 7.0
     (_, answer), *_ = second.said
     assert isinstance(answer, wire.Beat) and answer.of == beat.at and answer.launcher_silent_s == 0.0
+
+
+def test_a_clock_that_is_set_is_told_of_again(job: Job, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Node("n2")
+    job.join(second)
+    wall = time.time
+    for node in job.nodes:  # only n2's beats bear the new time
+        clock[0] += BEAT_S + 0.1
+        monkeypatch.setattr(time, "time", lambda: wall() + 180)
+        second.turn()
+        monkeypatch.setattr(time, "time", wall)
+        job.first.turn()
+        monkeypatch.setattr(time, "time", lambda: wall() + 180)
+        second.turn()
+        monkeypatch.setattr(time, "time", wall)
+        assert node.lost == []
+    assert [round(ahead_s) for ahead_s in second.clocks] == [0, 180]
 
 
 def test_who_does_not_know_the_token_joins_nothing(job: Job) -> None:
