@@ -9,7 +9,7 @@ from enum import Enum
 from typing_extensions import assert_never
 
 from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, PreflightFailed
-from dtrain.node import wire
+from dtrain.node import tripwire, wire
 from dtrain.plan import LaunchPlan
 from dtrain.reasons import reason_of
 
@@ -196,7 +196,8 @@ class JobState:
             case wire.PeerLost():
                 text = f"{node} says: {event.how}"
                 after = self._with_node(node, event.at)._with_node(event.node, None, missed=text)
-                lost_at = self._on_first_clock(node, event.at - event.silent_s)
+                # by the first word that was due and did not come
+                lost_at = self._on_first_clock(node, event.at - max(0.0, event.silent_s - tripwire.BEAT_S))
                 return after._with_failure(_lost(lost_at, event.node, text))
             case wire.WorkerStarted():
                 return self._with_rank(node, event.at, event.rank, state=State.RUNNING, pid=event.pid)

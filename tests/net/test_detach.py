@@ -39,7 +39,7 @@ def test_a_detached_job_that_ends_before_all_workers_run(workspace: Workspace) -
 def test_a_detached_job_that_fails_before_all_workers_run(workspace: Workspace) -> None:
     job = workspace.job("name: fails\ncommand: exit 9\nlauncher: none\n")
     with standing_still(workspace, "node1", launch := workspace.start("launch", job, "--detach")):
-        workspace.until(lambda: "NodeEnded" in events(workspace, "node0"), "the first node to end")
+        workspace.until(lambda: "WorkerEnded" in events(workspace, "node0"), "the first node's worker to end")
     result = workspace.wait(launch)
     assert (result.code, result.out) == (9, ""), result.err
     assert "rank 0 on node0 failed with exit code 9" in result.err

@@ -85,7 +85,7 @@ def test_the_word_of_others_is_evidence_and_a_nodes_own_word_is_better() -> None
     lost = missed.after("", NodeLost(40.0, "b", "a says: said nothing for 15 s"))
     assert (lost.state, lost.exit_code) == (State.LOST, 69)
     assert lost.first_failure is not None
-    assert (lost.first_failure.node, lost.first_failure.reason, lost.first_failure.at) == ("b", "node-lost", 5.0)
+    assert (lost.first_failure.node, lost.first_failure.reason, lost.first_failure.at) == ("b", "node-lost", 8.0)
     own = missed.after("b", _over("failed", "agent-killed", at=30.0))
     assert own.first_failure is not None and own.first_failure.reason == "agent-killed"
     both_cut_off = missed.after("b", wire.PeerLost(21.0, "a", "said nothing for 15 s", 15.0)).after("b", _over("stopped", "peer-lost"))
