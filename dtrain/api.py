@@ -78,6 +78,28 @@ def refresh(store: Store, records: Sequence[JobRecord]) -> dict[str, dict[str, s
     return catch_up(store, [(record, targets(record)) for record in records if not record.state.is_final], ASK_NODES_S)
 
 
+def unended(record: JobRecord, state: JobState) -> tuple[Target, ...]:
+    """How to reach those nodes of a job that have not said that they ended."""
+    ended = {node.name for node in state.nodes if node.state.is_final}
+    return tuple(target for target in targets(record) if target.node not in ended)
+
+
+def the_running_one(store: Store) -> JobRecord:
+    """The only job that is not over, as its nodes know it now.
+
+    Raises:
+        NoSuchJob: there is none, or several.
+    """
+    refresh(store, store.jobs())
+    running = [record for record in store.jobs() if not record.state.is_final]
+    if not running:
+        raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
+    if len(running) > 1:
+        named = ", ".join(f"{record.name} {record.job}" for record in running)
+        raise NoSuchJob(f"{len(running)} jobs are running: {named}", hint="say which one")
+    return running[0]
+
+
 def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:
     """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
 

@@ -7,7 +7,8 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 ├── NoSpace                73  no room for the store or a node's folder
 ├── NodesBusy              75  the GPUs asked for are not free
 ├── AccessDenied           77  authentication failed or a host key was refused
-└── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
+├── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
+└── StoppedElsewhere      143  `dtrain stop` came while the job was being started
 """
 
 from __future__ import annotations
@@ -78,3 +79,7 @@ class AccessDenied(DtrainError):
 
 class PreflightFailed(DtrainError):
     exit_code = 78
+
+
+class StoppedElsewhere(DtrainError):
+    exit_code = STOPPED

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from dtrain.errors import NodeUnreachable
+from dtrain.errors import STOPPED, NodeUnreachable
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -47,6 +47,7 @@ class Intake:
         self._job = job
         self._watcher = watcher
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
+        self._own_offset = store.next_offset(job, LAUNCHING_SIDE)
         self.state = JobState.of(plan, store.events(job))
 
     def take(self, node: str, message: wire.Message, data: bytes) -> None:
@@ -69,11 +70,21 @@ class Intake:
 
     def take_own(self, event: Event) -> None:
         """An event of the launching side."""
-        self.state = self.state.after(LAUNCHING_SIDE, event)
-        self._store.append_own(self._job, event, self.state)
-        self._watcher.changed(self.state, LAUNCHING_SIDE, event)
+        self._store.append_own(self._job, event)
+        self.take_others()
+
+    def take_others(self) -> None:
+        """Events of the launching side that are in the store and not yet in the state: this process's own, and others'."""
+        events = self._store.own_events(self._job, self._own_offset)
+        for behind, event in events:
+            self._own_offset = behind
+            self.state = self.state.after(LAUNCHING_SIDE, event)
+            self._watcher.changed(self.state, LAUNCHING_SIDE, event)
+        if events:
+            self._store.keep_state(self._job, self.state)
 
     def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> None:
+        self.take_others()  # a stop that was asked for before this counts before this
         lines = [(offset, text, event) for offset, text in self._lines(node, where, data) if (event := _event(text)) is not None]
         states = []
         for _, _, event in lines:
@@ -85,9 +96,13 @@ class Intake:
 
     def _take_silence(self, node: str) -> None:
         """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
+        self.take_others()
         state = next(each.state for each in self.state.nodes if each.name == node)
-        if state is State.PENDING and self.state.start_failed is None and self._store.is_launcher_gone(self._job):
-            self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
+        if state is State.PENDING and self.state.start_failed is None:
+            if self.state.stop_cause is not None:  # who starts a job looks for that once all nodes have it, before any runs it
+                self.take_own(StartFailed(time.time(), STOPPED, "`dtrain stop` came before all nodes had it"))
+            elif self._store.is_launcher_gone(self._job):
+                self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
         if state is not State.PENDING and not state.is_final:
             self.take_own(NodeLost(time.time(), node, "dtrain's agent and guard on it are gone"))
 

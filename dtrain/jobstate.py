@@ -39,6 +39,7 @@ class StopAsked(wire.Message):
 
     at: float
     cause: str  # ctrl-c | stop
+    by: str = ""  # user@host of a `dtrain stop`; "": the launcher itself
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class JobState:
     def first_failure(self) -> Failure | None:
         """The root cause: the earliest failure that is not a symptom; a symptom only where nothing else explains it."""
         causes = [failure for failure in self.failures if not failure.symptom]
-        if not causes and any(node.state is State.FAILED for node in self.nodes):
+        if not causes and self.stop_cause is None and any(node.state is State.FAILED for node in self.nodes):
             causes = list(self.failures)
         told = {failure.node for failure in causes if failure.reason != "node-lost"}  # its own word says more than the others' does
         causes = [failure for failure in causes if failure.reason != "node-lost" or failure.node not in told]
@@ -237,6 +238,8 @@ class JobState:
         return replace(self, ended_at=at) if all(node.state.is_final for node in self.nodes) else self
 
     def _with_failure(self, failure: Failure) -> JobState:
+        if self.stop_cause is not None:  # a node that has heard of the stop leaves its peers, on nodes that have not yet, alone
+            failure = replace(failure, symptom=True)
         return replace(self, failures=(*self.failures, failure))
 
     def _with_node(self, name: str, at: float | None, **changes: object) -> JobState:

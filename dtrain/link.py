@@ -39,7 +39,7 @@ class Link:
         self._channel = channel
         self._writing = threading.Lock()
         self._fault = ""
-        self.heard_s = time.monotonic()  # when the node last said something
+        self.heard_s = time.monotonic()  # when something last came from the node
 
     @classmethod
     def open(cls, target: Target) -> Link:

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Protocol, TypeVar
 
 from dtrain import launchers, preflight
-from dtrain.errors import CTRL_C, DtrainError, PreflightFailed
+from dtrain.errors import CTRL_C, DtrainError, PreflightFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands
@@ -26,6 +26,7 @@ from dtrain.store import Store
 from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
 
 _CONNECTIONS_AT_ONCE = 64
+_LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
 _T = TypeVar("_T")
 
 
@@ -89,21 +90,52 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}
         watches = _watches(spec.cluster, plan)
+        watched = _Stoppable(progress, store, job)
         try:
             prepared = _on_all(
-                links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, watches.get(node), progress)
+                links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, watches.get(node), watched)
             )
             first, *others = (node.name for node in plan.nodes)
             _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
+            watched.look()  # whoever asks later finds all nodes prepared, and tells them
             _on_all(links, lambda node, link: link.ask(wire.Commit()))
         except BaseException as error:  # Ctrl-C too: what is prepared must end
-            _call_off(store, job, plan, links, error)
-            raise
+            why = watched.why(error)
+            _call_off(store, job, plan, links, why)
+            raise why from None if why is error else error
     except BaseException:
         for link in links.values():
             link.close()
         raise
     return Started(job, plan, targets, links)
+
+
+class _Stoppable:
+    """Progress that ends by an error once somebody has asked for the job's end."""
+
+    def __init__(self, progress: Progress, store: Store, job: str) -> None:
+        self._progress = progress
+        self._store = store
+        self._job = job
+        self._look_at_s = 0.0
+
+    def look(self) -> None:
+        self._look_at_s = time.monotonic() + _LOOK_S
+        if self._store.is_stop_asked(self._job):
+            raise _stopped()
+
+    def why(self, error: BaseException) -> BaseException:
+        """Behind an error: a node that was told to stop is not there to be told to start."""
+        return _stopped() if isinstance(error, DtrainError) and self._store.is_stop_asked(self._job) else error
+
+    def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
+        if time.monotonic() >= self._look_at_s:
+            self.look()
+        self._progress.sending(node, sent_bytes, total_bytes)
+
+
+def _stopped() -> StoppedElsewhere:
+    return StoppedElsewhere("`dtrain stop` came from another shell before the job ran")
 
 
 def _connect(targets: Sequence[Target]) -> dict[str, Link]:
@@ -179,7 +211,7 @@ def _prepare(
     entries: tuple[wire.TreeEntry, ...],
     secrets: dict[str, str],
     watch: wire.Watch | None,
-    progress: Progress,
+    progress: _Stoppable,
 ) -> wire.Prepared:
     send_tree(link, spec.workdir, entries, lambda sent, total: progress.sending(command.node, sent, total))
     node = next(node for node in plan.nodes if node.name == command.node)

@@ -25,7 +25,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from dtrain.errors import NoSpace, NoSuchJob
-from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State
+from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State, StopAsked
 from dtrain.node import procs, wire
 from dtrain.plan import LaunchPlan
 from dtrain.spec import ClusterSpec
@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS metrics (
     job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset)
 );
+CREATE TABLE IF NOT EXISTS contacts (job TEXT, node TEXT, seen_at REAL, PRIMARY KEY (job, node));
 CREATE TABLE IF NOT EXISTS launchers (job TEXT PRIMARY KEY, pid INTEGER, start_ticks INTEGER, boot_id TEXT);
 CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
 """
@@ -116,9 +117,8 @@ class Store:
     ) -> None:
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
-        by = f"{_user()}@{socket.gethostname()}"
         where = (str(workdir), outputs, git_commit, workdir_hash)
-        row = (job, plan.name, time.time(), by, *where, plan_json, cluster_json, State.PENDING.value, None)
+        row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
             folder.mkdir(mode=0o700, parents=True)
             (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
@@ -167,11 +167,39 @@ class Store:
         """Keep events, each as its offset and line, and what they add up to, so that a list of jobs need not add again."""
         with self._writing():
             self._db.executemany(_ADD_EVENT, [(job, node, offset, offset + len(line.encode()), line) for offset, line in events])
-            self._db.execute("UPDATE jobs SET state = ?, exit_code = ? WHERE job = ?", (state.state.value, state.exit_code, job))
+            self._set_state(job, state)
 
-    def append_own(self, job: str, event: Event, state: JobState) -> None:
-        """An event of the launching side."""
-        self.append(job, LAUNCHING_SIDE, [(self.next_offset(job, LAUNCHING_SIDE), wire.to_json(event))], state)
+    def append_own(self, job: str, event: Event) -> None:
+        """An event of the launching side, of which several processes may have one at the same time."""
+        line = wire.to_json(event)
+        with self._writing():
+            self._db.execute(_ADD_OWN_EVENT, (job, LAUNCHING_SIDE, len(line.encode()), line, job, LAUNCHING_SIDE))
+
+    def own_events(self, job: str, since: int = 0) -> list[tuple[int, Event]]:
+        """The launching side's events from an offset on, whichever process had them, each with the offset behind it."""
+        query = "SELECT next_offset, event FROM events WHERE job = ? AND node = ? AND offset >= ? ORDER BY offset"
+        return [(behind, cast(Event, wire.from_json(event))) for behind, event in self._rows(query, job, LAUNCHING_SIDE, since)]
+
+    def is_stop_asked(self, job: str) -> bool:
+        return any(isinstance(event, StopAsked) for _, event in self.own_events(job))
+
+    def keep_state(self, job: str, state: JobState) -> None:
+        with self._writing():
+            self._set_state(job, state)
+
+    def _set_state(self, job: str, state: JobState) -> None:
+        """A follower that is behind another one takes no end back."""
+        finals = ", ".join(f"'{each.value}'" for each in State if each.is_final)
+        query = f"UPDATE jobs SET state = ?, exit_code = ? WHERE job = ? AND (? OR state NOT IN ({finals}))"
+        self._db.execute(query, (state.state.value, state.exit_code, job, state.state.is_final))
+
+    def saw(self, job: str, seen_at: Mapping[str, float]) -> None:
+        """When this machine last heard from some nodes, by its own clock."""
+        with self._writing():
+            self._db.executemany("INSERT OR REPLACE INTO contacts VALUES (?, ?, ?)", [(job, node, at) for node, at in seen_at.items()])
+
+    def last_seen(self, job: str) -> dict[str, float]:
+        return dict(self._rows("SELECT node, seen_at FROM contacts WHERE job = ?", job))
 
     def append_metrics(self, job: str, node: str, metrics: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Keep metrics, each as its line's offset and length in bytes, and what it says."""
@@ -236,14 +264,18 @@ class Store:
 
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"
+_ADD_OWN_EVENT = """INSERT INTO events SELECT ?, ?, behind, behind + ?, ?
+FROM (SELECT coalesce(max(next_offset), 0) AS behind FROM events WHERE job = ? AND node = ?)"""
 _ADD_METRIC = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?)"
 
 
-def _user() -> str:
+def this_user() -> str:
+    """user@host, as jobs name who launched them."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers
-        return str(os.getuid())
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _boot_id() -> str:

@@ -1,7 +1,8 @@
 """Following a job on all its nodes: one queue for all of them, one thread that takes from it.
 
 A thread per node only receives. The calling thread stores each event, works out the state, and tells the callbacks. A
-connection that breaks is opened again from the offsets that are known; a lost connection is never a lost node.
+connection that breaks is opened again from the offsets that are known; a lost connection is never a lost node. Others may
+follow the same job, and stop it: what they say is read from the store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.intake import Intake, Silent, Watcher
-from dtrain.jobstate import JobState, NodeLost, StopAsked
+from dtrain.jobstate import JobState, NodeLost, State, StopAsked
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -23,8 +24,10 @@ from dtrain.store import JobRecord, Store
 
 _FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
 _PING_S = 5.0  # or a third of the lease, if that is sooner
-_SILENT_S = 2 * wire.SAY_S  # a node that the others lost, and of which nothing is heard here for so long either, is lost
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
+_TICK_S = 1.0  # between two looks at what other processes say of the job, and two notes of when nodes were heard
+_SILENT_S = 2 * wire.SAY_S  # what says nothing here for so long is lost where the others lost it too, and is not waited for in a stop
+_OVERTIME_S = 60.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class _Connection:
 class _Stop:
     cause: str
     grace_s: float
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +76,44 @@ class Supervisor:
         self._ended: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
         self._abandoned = False
+        self._errors: dict[str, str] = {}  # why nodes are not connected
+        self._stopping_since_s: float | None = None  # as this process was told
+        self._stop_until_s = 0.0
+        self._noted: dict[str, float] = {}  # when nodes were heard, as the store knows
+        self._tick_at_s = 0.0
+        self._began_s = time.monotonic()
 
     @property
     def state(self) -> JobState:
         return self._intake.state
 
-    def request_stop(self, cause: str, grace_s: float) -> None:
-        """End the job. May be called from a signal handler and from any thread."""
-        self._inbox.put(_Stop(cause, grace_s))
+    def request_stop(self, cause: str, grace_s: float, by: str = "") -> None:
+        """End the job, and follow until no node has any of it. May be called from a signal handler and from any thread.
+
+        Args:
+            by: user@host, where it is not the launcher that asks.
+        """
+        self._inbox.put(_Stop(cause, grace_s, by))
 
     def abandon(self) -> None:
         """Stop following, whatever the job does. May be called from a signal handler."""
         self._inbox.put(_Abandon())
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self._abandoned
+
+    def waited_for(self) -> list[str]:
+        """Nodes that have not said that they ended."""
+        return [node for node in self._followers if node not in self._ended]
+
+    def unheard(self) -> dict[str, str]:
+        """By node that was to stop and has not said that it did, why not."""
+        return {node: why for node in self.waited_for() if (why := self._why_unheard(node)) is not None}
+
+    def untold(self) -> list[str]:
+        """Nodes that no order has reached: there is no connection to them."""
+        return [node for node in self.waited_for() if not self._followers[node].is_connected]
 
     def run(
         self,
@@ -91,25 +121,31 @@ class Supervisor:
         links: Mapping[str, Link],
         *,
         renew_lease: bool = False,
+        detach: bool = False,
         offsets: Mapping[str, Mapping[str, int]] | None = None,
     ) -> JobState:
-        """Follow until every node has ended.
+        """Follow until every node has ended; where the job was asked to stop, until every node that answers has.
 
         Args:
+            targets: nodes of the job; those that have ended may be left out.
             links: open sessions by node; a node without one is connected to.
             renew_lease: say that the launcher is there, which only the launcher may.
+            detach: follow only until all workers run.
             offsets: by node and stream, from where the watcher wants to be told; else from where the store ends.
         """
         for target in targets:
             wanted = (offsets or {}).get(target.node, {})
             known = {**self._store.offsets(self._job, target.node), **wanted}
             self._followers[target.node] = _Follower(target, links.get(target.node), known, self._inbox)
+        while not self._inbox.empty():  # a stop is in the store before any node is asked whether it has the job
+            self._take(self._inbox.get())
         for follower in self._followers.values():
             follower.start()
         ping_at = 0.0
         ping_s = min(_PING_S, (self._plan.lease_s or _PING_S * 3) / 3)
         try:
-            while not self.state.state.is_final and not self._abandoned:
+            while not self._is_over() and not (detach and self.state.state is State.RUNNING and not self.state.failures):
+                self._tick()
                 if time.monotonic() >= ping_at:
                     if renew_lease:
                         self._tell_all(wire.Ping())
@@ -117,7 +153,7 @@ class Supervisor:
                     self._look_for_lost_nodes()
                     continue
                 try:
-                    item = self._inbox.get(timeout=max(0.0, ping_at - time.monotonic()))
+                    item = self._inbox.get(timeout=max(0.0, min(ping_at, self._tick_at_s) - time.monotonic()))
                 except queue.Empty:
                     continue
                 self._take(item)
@@ -128,37 +164,75 @@ class Supervisor:
         finally:
             for follower in self._followers.values():
                 follower.stop()
+            self._note_contacts()
         return self.state
+
+    def _is_over(self) -> bool:
+        if self._abandoned or self._stopping_since_s is None:
+            return self._abandoned or self.state.state.is_final
+        return all(self._why_unheard(node) is not None for node in self.waited_for())
+
+    def _why_unheard(self, node: str) -> str | None:
+        """Why a node that is to stop is not waited for any more, if it is so."""
+        if self._stopping_since_s is None:
+            return None
+        now_s = time.monotonic()
+        if now_s - max(self._followers[node].heard_s, self._stopping_since_s) > _SILENT_S:
+            return self._errors.get(node, f"{node}: no answer for {_SILENT_S:g} s")
+        return None if now_s < self._stop_until_s else f"{node}: it was told, and has not said that it ended"
+
+    def _tick(self) -> None:
+        if time.monotonic() >= self._tick_at_s:
+            self._intake.take_others()
+            self._note_contacts()
+            self._tick_at_s = time.monotonic() + _TICK_S
+
+    def _note_contacts(self) -> None:
+        heard = {node: follower.heard_s for node, follower in self._followers.items() if follower.heard_s > self._noted.get(node, 0.0)}
+        if heard:
+            self._store.saw(self._job, {node: _wall_clock(heard_s) for node, heard_s in heard.items()})
+            self._noted.update(heard)
 
     def _take(self, item: _Item) -> None:
         match item:
             case _Received(node, message, payload):
                 self._intake.take(node, message, payload)
+                if isinstance(message, wire.CaughtUp) and self._stopping_since_s is not None:
+                    self._leave(node)  # none of the job is there, nor will be
                 self._leave_those_that_ended()
                 self._followers[node].handled()
             case _Connection(node, None):
+                self._errors.pop(node, None)
                 self._watcher.reconnected(node)
             case _Connection(node, error):
+                self._errors[node] = error or ""
                 self._watcher.disconnected(node, error or "")
             case _Abandon():
                 self._abandoned = True
             case _FollowerEnded(node):
                 raise RuntimeError(f"nothing is received from {node} any more")
-            case _Stop(cause, grace_s):
-                self._intake.take_own(StopAsked(time.time(), cause))
+            case _Stop(cause, grace_s, by):
+                self._stopping_since_s = self._stopping_since_s or time.monotonic()
+                self._stop_until_s = time.monotonic() + grace_s + _OVERTIME_S
+                self._intake.take_own(StopAsked(time.time(), cause, by))
                 self._tell_all(wire.Stop(cause, grace_s))
 
     def _leave_those_that_ended(self) -> None:
         """Nothing more is expected of them. That the nodes end together is their own business (node/tripwire.py)."""
         for node in self.state.nodes:
-            if node.state.is_final and node.name not in self._ended:
-                self._ended.add(node.name)
-                self._followers[node.name].stop()
+            if node.state.is_final and node.name in self._followers and node.name not in self._ended:
+                self._leave(node.name)
+
+    def _leave(self, node: str) -> None:
+        self._ended.add(node)
+        self._followers[node].stop()
 
     def _look_for_lost_nodes(self) -> None:
         """The other nodes say that one is gone, and this machine hears nothing of it either."""
-        for node in self.state.nodes:
-            if node.missed and not node.state.is_final and self._followers[node.name].silent_s() >= _SILENT_S:
+        silent_since_s = time.monotonic() - _SILENT_S
+        missed = [node for node in self.state.nodes if node.missed and not node.state.is_final and node.name in self._followers]
+        for node in missed:
+            if max(self._followers[node.name].heard_s, self._began_s) <= silent_since_s:
                 self._intake.take_own(NodeLost(time.time(), node.name, node.missed))
         self._leave_those_that_ended()
 
@@ -179,17 +253,23 @@ class _Follower(threading.Thread):
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
-        self._stop_asked: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
-        self._heard_s = time.monotonic()
+        self._standing: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+        self._heard_s = 0.0
+        self.is_connected = False
 
-    def silent_s(self) -> float:
-        """For how long nothing has been heard of the node."""
+    @property
+    def heard_s(self) -> float:
+        """When something last came from the node; 0: not yet."""
         link = self._link
-        return time.monotonic() - max(self._heard_s, link.heard_s if link is not None else 0.0)
+        if link is not None:
+            self._heard_s = link.heard_s
+        return self._heard_s
 
     def tell(self, order: wire.Message) -> None:
         if isinstance(order, wire.Stop):
-            self._stop_asked = order
+            if self._standing is None or order.grace_s < self._standing.grace_s:
+                self._standing = order
+            order = self._standing  # a later one shortens the grace, and never makes it longer
         link = self._link
         if link is not None:
             try:
@@ -223,8 +303,9 @@ class _Follower(threading.Thread):
                     self._link = Link.open(self._target)
                 link = self._link
                 link.tell(wire.Follow(self._offsets, once=False))
-                if self._stop_asked is not None:
-                    link.tell(self._stop_asked)
+                if self._standing is not None:
+                    link.tell(self._standing)
+                self.is_connected = True
                 if lost is not None:
                     self._inbox.put(_Connection(self._target.node, None))
                 lost, wait_s = None, _RETRY_FIRST_S
@@ -237,6 +318,7 @@ class _Follower(threading.Thread):
                 return
             if self._link is not None:
                 self._heard_s = self._link.heard_s
+            self.is_connected = False
             self._link = None
             if error != lost:
                 self._inbox.put(_Connection(self._target.node, error))
@@ -271,7 +353,8 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
             threading.Thread(target=_ask_once, args=(target, offsets, told), daemon=True).start()
     problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
     deadline = time.monotonic() + timeout_s
-    while waiting:
+    heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
+    while waiting and time.monotonic() < deadline:
         try:
             target, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -280,6 +363,7 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
             problems[target.job][target.node] = message.message
         else:
             intakes[target.job].take(target.node, message, payload)
+            heard[target.job][target.node] = time.time()
         if isinstance(message, (DtrainError, wire.CaughtUp)):
             waiting.discard((target.job, target.node))
     for job, node in sorted(waiting):
@@ -288,7 +372,16 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
         for each in intake.state.nodes:
             if each.missed and not each.state.is_final and each.name in problems[job]:  # neither do the other nodes hear of it
                 intake.take_own(NodeLost(time.time(), each.name, each.missed))
+    for record, _ in jobs:
+        if heard[record.job]:
+            store.saw(record.job, heard[record.job])
+        if intakes[record.job].state.state is not record.state:
+            store.keep_state(record.job, intakes[record.job].state)
     return problems
+
+
+def _wall_clock(monotonic_s: float) -> float:
+    return time.time() - (time.monotonic() - monotonic_s)
 
 
 def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:

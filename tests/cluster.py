@@ -26,6 +26,8 @@ print(json.dumps([socket.gethostname(), total.item(), *(os.environ.get(name) for
 dist.destroy_process_group()
 """
 
+WAIT = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
+
 # Texts that a shell, YAML or a careless split would change.
 HOSTILE = [
     "", " ", "a b", "'", '"', "'\"'\"'", "$HOME", "$(touch x)", "`id`", "new\nline", "\r\n", "\\", "\\\\n", "*", "ünï 🚀", "--flag=1",
@@ -71,6 +73,12 @@ class Workspace:
         """A job file on instances of this machine; `text` is the rest of it."""
         cluster = f"cluster: {{instances: {instances}, gpus_per_instance: {gpus}, device: cpu, dir: {self.nodes}}}\n"
         return self.write(name, cluster + text)
+
+    def waiting_job(self, name: str, *, instances: int = 2, gpus: int = 1) -> Path:
+        """A job whose workers say that they are ready and end when there is a file `go` in the root."""
+        self.write("wait.py", WAIT)
+        text = f"name: {name}\nscript: wait.py\nenv: {{GO: {self.root / 'go'}}}\n"
+        return self.job(text, instances=instances, gpus=gpus, name=f"{name}.yaml")
 
     def dtrain(self, *args: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Result:
         """Run `dtrain ARGS` to its end."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from rich.text import Text
 
 from dtrain import api
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.launchers import node_commands
 from dtrain.plan import make_plan
 from dtrain.render import console
-from dtrain.render.end import print_end
+from dtrain.render.end import print_detached, print_end, print_survivors
 from dtrain.render.live import LiveView
 from dtrain.render.plan import print_commands, print_plan
 from dtrain.spec import JobSpec, load_job
@@ -41,29 +42,33 @@ class _WithArguments(click.Command):
 @click.command("launch", cls=_WithArguments, epilog="Example: dtrain launch job.yaml --cluster lab.yaml -- --epochs 3")
 @click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
+@click.option("--detach", is_flag=True, help="Return once all workers run, with the job's id on stdout; the job goes on by itself.")
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
 @click.option(
-    "--lease", type=click.IntRange(1, 10_000_000), default=int(api.LEASE_S), metavar="S", show_default=True,
-    help="Seconds that the job outlives its launcher.",
+    "--lease", type=click.IntRange(1, 10_000_000), metavar="S",
+    help=f"Seconds that the job outlives its launcher. Default: {api.LEASE_S:g}.",
 )  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, file: Path, cluster: Path | None, dry_run: bool, as_json: bool, lease: int) -> int:
+def command(ctx: click.Context, file: Path, cluster: Path | None, detach: bool, dry_run: bool, as_json: bool, lease: int | None) -> int:
     """Run a job on all its nodes and follow it to its end.
 
-    FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node. The exit
-    code is the failing worker's own.
+    FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node; so does
+    `dtrain stop` from another shell. The exit code is the failing worker's own.
     """
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
+    if detach and lease is not None:
+        raise click.UsageError("a detached job has no lease: --lease goes without --detach")
+    lease_s = None if detach else float(lease or api.LEASE_S)
     spec = load_job(file, cluster=cluster, arguments=ctx.meta.get(_ARGUMENTS, ()))
     if dry_run:
-        _show_plan(spec, lease, as_json=as_json)
+        _show_plan(spec, lease_s, as_json=as_json)
         return 0
-    return follow_to_end(spec, lease, LiveView(console.person()))
+    return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach)
 
 
-def _show_plan(spec: JobSpec, lease_s: float, *, as_json: bool) -> None:
+def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     plan = make_plan(spec, lease_s=lease_s)
     commands = node_commands(spec, plan, "<job>")
     if as_json:
@@ -74,8 +79,8 @@ def _show_plan(spec: JobSpec, lease_s: float, *, as_json: bool) -> None:
     print_commands(out, commands, spec.secrets)
 
 
-def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
-    """Start a job, show it until it ends, and return its exit code."""
+def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False) -> int:
+    """Start a job, show it until it ends, or with detach until all its workers run, and return its exit code."""
     store = Store.default()
     out = console.person()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell lets its background commands ignore it
@@ -84,13 +89,20 @@ def follow_to_end(spec: JobSpec, lease_s: float, view: LiveView) -> int:
         job = api.launch(spec, store=store, progress=view, lease_s=lease_s)
         supervisor = job.supervisor(view)
         _stop_on_signals(supervisor, job.plan.grace_s, view)
-        state = supervisor.run(job.targets, job.links, renew_lease=True)
-    if not state.state.is_final:
-        out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped")
-        return CTRL_C
-    print_end(out, spec.name, job.id, state, view.evaluation, store.folder(job.id))
-    assert state.exit_code is not None
-    return state.exit_code
+        state = supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
+    if state.stop_cause is not None and not state.state.is_final:
+        for why in supervisor.unheard().values():
+            out.print(Text(why, "red"), soft_wrap=True)
+        print_survivors(out, state)
+        out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped", soft_wrap=True)
+        return CTRL_C if state.stop_cause == "ctrl-c" else STOPPED
+    if state.state.is_final:
+        print_end(out, spec.name, job.id, state, view.evaluation, store.folder(job.id))
+    else:
+        print_detached(out, spec.name, job.id)
+    if detach and state.exit_code in (0, None):
+        click.echo(job.id)
+    return state.exit_code or 0
 
 
 def _terminated(number: int, stack: FrameType | None) -> None:

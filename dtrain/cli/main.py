@@ -21,6 +21,7 @@ _COMMANDS = {
     "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
     "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),
+    "stop": ("dtrain.cli.stop", "End a job on all its nodes."),
     "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),
     "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
 }

@@ -37,11 +37,23 @@ def print_end(console: Console, name: str, job: str, state: JobState, evaluation
         took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"
     style = "bold green" if state.state is State.SUCCEEDED else "bold red"
     console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style), took), soft_wrap=True)
-    for node in state.nodes:
-        for survivor in node.survivors:
-            console.print(
-                Text(f"{node.name}: process {survivor.pid} ({survivor.state}) is still there: {survivor.command}", "red"), soft_wrap=True
-            )
+    print_survivors(console, state)
+
+
+def print_detached(console: Console, name: str, job: str) -> None:
+    """All workers run, and nobody follows them."""
+    console.print(Text.assemble(f"job {name} {job} ", ("RUNNING", "bold cyan"), ", detached"), soft_wrap=True)
+    for command in (f"status {job}", f"logs {job} --follow", f"stop {job}"):
+        console.print(f"  dtrain {command}", soft_wrap=True)
+
+
+def print_survivors(console: Console, state: JobState) -> bool:
+    """Name each process that KILL did not end. Whether there is one."""
+    found = [(node.name, survivor) for node in state.nodes for survivor in node.survivors]
+    for node, survivor in found:
+        text = f"{node}: process {survivor.pid} ({survivor.state}) is still there: {harmless(survivor.command)}"
+        console.print(Text(text, "red"), soft_wrap=True)
+    return bool(found)
 
 
 def _print_failure(console: Console, failure: Failure, log_folder: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dtrain.jobstate import Event, JobState, State
+from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration, size
@@ -72,6 +72,8 @@ class LiveView:
         match event:
             case wire.NodeStopping(cause=cause):
                 self._say(f"{node}: stopping its workers ({cause})")
+            case StopAsked(by=by) if by:
+                self._say(f"`dtrain stop` by {by}, from elsewhere, ends the job")
             case wire.LauncherStarted():
                 self._show(f"{state.state.value.lower()}")
             case wire.WorkerStarted() if state.state is State.RUNNING:

@@ -84,8 +84,8 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
             total = "" if plan.total_iterations is None else f", {plan.total_iterations} iterations in all"
             yield f"{batch.iterations_per_epoch} iterations per epoch{total}"
     port = "<port>" if plan.master_port is None else plan.master_port
-    lease = "none" if plan.lease_s is None else f"{plan.lease_s:g} s"
-    yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   lease {lease}"
+    lease = "detached: no lease" if plan.lease_s is None else f"lease {plan.lease_s:g} s"
+    yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   {lease}"
 
 
 def _pipeline_lines(pipeline: PipelinePlan) -> Iterator[str]:

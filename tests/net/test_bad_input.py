@@ -55,7 +55,7 @@ def test_a_wrong_command_line(workspace: Workspace) -> None:
 
 
 def test_no_such_job(workspace: Workspace) -> None:
-    for command in ("status", "logs", "fetch"):
+    for command in ("status", "logs", "stop", "fetch"):
         result = workspace.dtrain(command, "nothing")
         assert (result.code, result.out) == (66, "")
         assert "no job has the id or name nothing" in result.err and "hint: " in result.err
@@ -110,7 +110,7 @@ def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
 
 
 def test_every_command_shows_an_example(workspace: Workspace) -> None:
-    for command in ("", "launch", "status", "logs", "fetch", "benchmark-allreduce"):
+    for command in ("", "launch", "status", "logs", "stop", "fetch", "benchmark-allreduce"):
         result = workspace.dtrain(*command.split(), "-h")
         assert result.code == 0
         assert f"Example: dtrain {command}".rstrip() in result.out
@@ -123,7 +123,9 @@ def test_names_and_numbers_at_the_edge(workspace: Workspace) -> None:
         assert workspace.dtrain("launch", job, "--lease", value).code == 2
     for value in ("5-2", "0-99999999999", "-1", ""):
         assert workspace.dtrain("logs", "--ranks", value).code == 2
-    for command in ("status", "logs", "fetch"):
+    for grace in ("-1", "nan", "86401"):
+        assert workspace.dtrain("stop", "--grace", grace).code == 2
+    for command in ("status", "logs", "stop", "fetch"):
         assert workspace.dtrain(command, "\udcff").code == 66
     for outputs in ("train.py", "train.py/below"):
         result = workspace.dtrain("launch", workspace.job(f"script: train.py\noutputs: {outputs}\n"))

@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.intake import Intake, Silent
-from dtrain.jobstate import State
+from dtrain.jobstate import State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import make_plan
 from dtrain.spec import load_job
@@ -65,3 +65,19 @@ def test_a_store_that_cannot_be_made_is_an_error_with_a_next_step(tmp_path: Path
     (tmp_path / "file").touch()
     with pytest.raises(NoSpace, match="hint: set XDG_STATE_HOME"):
         Store(tmp_path / "file/below")
+
+
+def test_two_processes_each_know_what_the_other_asked_for(tmp_path: Path) -> None:
+    """As `dtrain stop` next to a `launch` that follows the job; what a node says after the stop is counted as its consequence."""
+    store, other = Store(tmp_path / "state"), Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    launch, stop = (Intake(each, "aa11", record.plan, Silent()) for each in (store, other))
+    for intake, cause in ((stop, "stop"), (launch, "ctrl-c")):
+        intake.take_own(StopAsked(1.0, cause))
+    assert [event for _, event in store.own_events("aa11")] == [StopAsked(1.0, "stop"), StopAsked(1.0, "ctrl-c")]
+    ended = (wire.WorkerEnded(2.0, 0, 0, 1, None, "", False), wire.NodeEnded(3.0, "failed", "worker-failed", "", ()))
+    launch.take("node0", wire.StreamBytes(wire.EVENTS, 0), b"".join(wire.to_json(event).encode() + b"\n" for event in ended))
+    assert (launch.state.state, launch.state.exit_code) == (State.STOPPED, 143)
+    assert store.find("aa11").exit_code == 143
+    stop.take_own(StopAsked(4.0, "stop"))  # it has not heard of the node's end
+    assert store.find("aa11").state is State.STOPPED

@@ -1,0 +1,61 @@
+"""How far the end of a job is: which nodes still stop, and how long they may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from dtrain.jobstate import Event, JobState
+from dtrain.plan import counted
+from dtrain.render.console import duration
+
+_MOST_NAMES = 8
+
+
+class StopView:
+    """A Watcher. One line on a terminal, drawn anew; elsewhere only what goes wrong is said."""
+
+    def __init__(self, console: Console, nodes: Sequence[str], grace_s: float) -> None:
+        self._console = console
+        self._live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._stopping = list(nodes)
+        self._kill_at_s = time.monotonic() + grace_s
+
+    def __enter__(self) -> StopView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __rich__(self) -> Text:
+        left_s = self._kill_at_s - time.monotonic()
+        grace = f"{duration(left_s)} of grace left" if left_s > 0 else "the grace is over: KILL"
+        return Text(f"{names(self._stopping)} still {'stops' if len(self._stopping) == 1 else 'stop'}  {grace}", "dim")
+
+    def changed(self, state: JobState, node: str, event: Event) -> None:
+        ended = {each.name for each in state.nodes if each.state.is_final}
+        self._stopping = [name for name in self._stopping if name not in ended]
+
+    def disconnected(self, node: str, error: str) -> None:
+        told = error if error.startswith(f"{node}: ") else f"{node}: {error}"
+        self._console.print(Text(f"{told}; trying again", "yellow"), soft_wrap=True)
+
+    def reconnected(self, node: str) -> None:
+        self._console.print(Text(f"{node}: connected again", "yellow"), soft_wrap=True)
+
+    def printed(self, node: str, stream: str, data: bytes) -> None: ...
+    def measured(self, metric: Mapping[str, Any]) -> None: ...
+
+
+def names(nodes: Sequence[str]) -> str:
+    """n1, n2 and 98 more"""
+    shown = ", ".join(nodes[:_MOST_NAMES])
+    return shown if len(nodes) <= _MOST_NAMES else f"{shown} and {counted(len(nodes) - _MOST_NAMES, 'node')} more"

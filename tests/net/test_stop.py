@@ -1,0 +1,147 @@
+"""`dtrain stop`: a job ends because somebody at another shell wants it to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+print("ready", flush=True)
+while True: time.sleep(0.1)
+"""
+
+
+def said(workspace: Workspace, job: str, word: str, num_workers: int) -> None:
+    workspace.until(lambda: workspace.dtrain("logs", job).out.count(word) == num_workers, f"{word!r} of the workers of {job}")
+
+
+def test_a_stop_from_another_shell_ends_the_job_of_a_launch(workspace: Workspace) -> None:
+    launch = workspace.start("launch", workspace.waiting_job("waits"))
+    said(workspace, "waits", "ready", 2)
+    stop = workspace.dtrain("stop")
+    assert stop.code == 0, stop.err
+    assert "on node0, node1 (grace 30 s)" in stop.err and "STOPPED" in stop.err
+    assert workspace.leftovers().keys() <= {launch.pid}
+    result = workspace.wait(launch)
+    assert result.code == 143, result.err
+    assert "`dtrain stop` by " in result.err and "from elsewhere" in result.err and "failed" not in result.err
+    ended = workspace.status("waits")
+    assert (ended["state"], ended["exit_code"], ended["exit_source"]) == ("STOPPED", 143, "dtrain")
+    again = workspace.dtrain("stop", "waits")
+    assert (again.code, again.err) == (0, f"job waits {ended['job']} is over: STOPPED\n")
+
+
+def test_a_second_stop_shortens_the_wait_of_the_first(workspace: Workspace) -> None:
+    workspace.write("stubborn.py", STUBBORN)
+    launched = workspace.dtrain("launch", workspace.job("name: stubborn\nscript: stubborn.py\ngrace: 300\n"), "--detach")
+    assert launched.code == 0, launched.err
+    first = workspace.start("stop", "stubborn")
+    said(workspace, "stubborn", "told to end", 2)
+    assert first.poll() is None
+    assert workspace.dtrain("stop", "stubborn", "--grace", "0").code == 0
+    assert workspace.wait(first, timeout_s=30).code == 0
+    assert workspace.leftovers() == {}
+    assert workspace.status("stubborn")["exit_code"] == 143
+
+
+def test_ctrl_c_leaves_a_stop_that_takes_its_course(workspace: Workspace) -> None:
+    workspace.write("stubborn.py", STUBBORN)
+    assert workspace.dtrain("launch", workspace.job("name: stubborn\nscript: stubborn.py\ngrace: 2\n"), "--detach").code == 0
+    stop = workspace.start("stop", "--grace", "3")
+    said(workspace, "stubborn", "told to end", 2)
+    stop.send_signal(signal.SIGINT)
+    result = workspace.wait(stop, timeout_s=30)
+    assert result.code == 130, result.err
+    assert "the order has been given, and the nodes go on stopping: node0, node1" in result.err
+    workspace.until(lambda: workspace.leftovers() == {}, "the grace to end")
+    assert workspace.status("stubborn")["state"] == "STOPPED"
+
+
+def test_which_job_is_meant_and_the_other_goes_on(workspace: Workspace) -> None:
+    """The same script, the same nodes."""
+    assert (nothing := workspace.dtrain("stop")).code == 66
+    assert "error: no job is running" in nothing.err
+    jobs = [workspace.dtrain("launch", workspace.waiting_job(name), "--detach").out.strip() for name in ("one", "two")]
+    several = workspace.dtrain("stop")
+    assert several.code == 66
+    assert all(f"{name} {job}" in several.err for name, job in zip(("one", "two"), jobs, strict=True)) and "hint: " in several.err
+    assert workspace.dtrain("stop", jobs[0][:6]).code == 0
+    left = workspace.leftovers()
+    assert any(jobs[1] in command for command in left.values()) and not any(jobs[0] in command for command in left.values())
+    running = workspace.status("two")
+    assert [rank["state"] for node in running["nodes"] for rank in node["ranks"]] == ["RUNNING", "RUNNING"]
+    assert workspace.dtrain("stop").code == 0
+    assert workspace.leftovers() == {}
+
+
+def test_the_job_of_somebody_else_needs_force(workspace: Workspace) -> None:
+    assert workspace.dtrain("launch", workspace.waiting_job("anas"), "--detach", env={"LOGNAME": "ana"}).code == 0
+    refused = workspace.dtrain("stop", "anas")
+    assert refused.code == 2
+    assert "was launched by ana@" in refused.err and "--force" in refused.err
+    assert workspace.status("anas")["state"] == "RUNNING"
+    assert workspace.dtrain("stop", "anas", "--force").code == 0
+    assert workspace.leftovers() == {}
+
+
+def test_a_stop_while_the_job_is_being_started(workspace: Workspace) -> None:
+    """Some nodes have no agent yet that could be told."""
+    with (workspace.workdir / "large").open("wb") as large:
+        large.truncate(1 << 30)
+    launch = workspace.start("launch", workspace.waiting_job("large"))
+    workspace.until(lambda: list((workspace.root / "state/dtrain/jobs").glob("*/plan.json")), "the job to be planned")
+    stop = workspace.dtrain("stop", timeout_s=40)
+    assert stop.code == 0, stop.err
+    result = workspace.wait(launch, timeout_s=40)
+    assert result.code == 143, result.err
+    assert "error: `dtrain stop` came from another shell before the job ran" in result.err
+    ended = workspace.status("large")
+    assert (ended["state"], ended["exit_code"]) == ("STOPPED", 143)
+
+
+@pytest.fixture
+def frozen(workspace: Workspace) -> Iterator[Path]:
+    """A folder in which whoever writes hangs, whatever signal comes."""
+    image, folder = workspace.root / "image", workspace.root / "frozen"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    folder.mkdir()
+    subprocess.run(("mkfs.ext4", "-q", image), check=True)
+    subprocess.run(("mount", "-o", "loop", image, folder), check=True)
+    try:
+        subprocess.run(("fsfreeze", "-f", folder), check=True)
+        try:
+            yield folder
+        finally:
+            subprocess.run(("fsfreeze", "-u", folder), check=True)
+            workspace.until(lambda: workspace.leftovers() == {}, "the pending KILL to arrive")
+    finally:
+        subprocess.run(("umount", folder), check=True)
+
+
+@pytest.mark.root
+def test_what_survives_a_kill_is_named(workspace: Workspace, frozen: Path) -> None:
+    workspace.write(
+        "hang.py",
+        "import os, sys, time\nprint('ready', flush=True)\n"
+        "if os.environ['RANK'] == '1': open(os.environ['FROZEN'] + '/file', 'w')\ntime.sleep(600)\n",
+    )
+    job = workspace.job(f"name: hangs\nscript: hang.py\nenv: {{FROZEN: {frozen}}}\n")
+    assert workspace.dtrain("launch", job, "--detach").code == 0
+    said(workspace, "hangs", "ready", 2)
+    stop = workspace.dtrain("stop", "--grace", "1")
+    assert stop.code == 1, stop.err
+    [survivor] = [pid for pid, command in workspace.leftovers().items() if "hang.py" in command and " guard " not in command]
+    assert f"node1: process {survivor} (D) is still there: " in stop.err and "hang.py" in stop.err
+    over = workspace.dtrain("stop", "hangs")
+    assert over.code == 1 and f"node1: process {survivor} (D)" in over.err
