@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design bench clean
+.PHONY: help setup system-packages run test check format lint type layers unit net design bench faults soak clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 	$(BIN)/dtrain launch cluster-examples/digits.yaml --cluster cluster-examples/local.yaml
 
-test check unit net design: export OMP_NUM_THREADS = 1
+test check unit net design faults soak: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
 	$(BIN)/pytest
@@ -60,9 +60,16 @@ design: $(INSTALLED) ## Tests that hold the design's rules
 bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py
 	$(BIN)/python benchmarks/ssh_launch_overhead.py
+	$(BIN)/python benchmarks/fail_as_one.py
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/trainer_overhead.py
+
+faults: setup ## The whole fault matrix of docs/reliability.md: half an hour
+	$(BIN)/python benchmarks/faults.py
+
+soak: setup ## 200 random faults in a row, SEED=N for the same ones again: half an hour
+	$(BIN)/python benchmarks/soak.py $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
