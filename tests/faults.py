@@ -198,7 +198,7 @@ def _freeze(scene: Scene) -> None:
     def thaw() -> None:
         assert node.init is not None
         os.kill(node.init, signal.SIGCONT)
-        enter_processes(node, "kill", "-CONT", "-1")
+        enter_processes(node, "kill", "-CONT", "--", "-1")
 
     scene.undo.callback(thaw)
 
@@ -381,6 +381,8 @@ def _ended(case: Case, scene: Scene) -> Measured:
     unattended = fault.needs_contact and case.is_detached
     stop_s = scene.await_none([node for node in reachable if not (unattended and node is scene.target)], case.stop_s + LOADED_S)
     launch_code = None if scene.launch is None else scene.ended().code
+    if case.is_detached:
+        launch_code = None  # it has all workers running, or one that has failed by then
     status = scene.workspace.status("hurt")
     lost = scene.lost_bytes(reachable)
     scene.heal()

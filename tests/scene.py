@@ -163,7 +163,7 @@ class Scene:
     def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL) -> None:
         """All at once: no other process comes between the first and the last."""
         self.hit()
-        enter_processes(node, "kill", f"-{int(number)}", *map(str, pids))
+        enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids))
 
     def order(self, node: Node, python: str) -> None:
         """Let a worker do something, at its next line."""
