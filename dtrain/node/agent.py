@@ -21,7 +21,7 @@ KILL_TIMEOUT_S = 15.0
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
-_LOOK_S = 5.0  # between two looks at whether the job's folder is still there
+_LOOK_S = 3.0  # between two looks at whether the job's folder is still there
 _CLOCK_STEP_S = 0.02  # a clock that has gone further away from the first node's is told of anew
 
 _SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the whole job's
