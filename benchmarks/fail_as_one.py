@@ -77,7 +77,7 @@ def _by_dtrain(lan: Lan, folder: Path, way: str) -> float:
             stop_s = scene.await_none(lan.nodes, 60.0)
             assert stop_s is not None, lan.processes()
             if scene.launch is not None:
-                assert scene.ended().code == 3
+                assert scene.ended() == 3
             return stop_s
         finally:
             scene.kill_launcher()

@@ -57,7 +57,7 @@ def _run(case: Case, lan: Lan, folder: Path, measured: dict[Case, Measured]) -> 
             measured[case] = measure(case, lan, workspace)
     except AssertionError as error:
         return [str(error)]
-    return differences(case, measured[case])
+    return differences(case, measured[case], slack_s=0.0)
 
 
 def print_table(faults: Sequence[Fault], measured: dict[Case, Measured]) -> None:

@@ -204,11 +204,11 @@ def _freeze(scene: Scene) -> None:
 
 
 def _part(scene: Scene) -> None:
-    """A firewall comes up between two nodes, whose connections it resets."""
+    """A firewall comes up between two nodes."""
     first, node = scene.lan.nodes[0], scene.target
     scene.hit()
     for chain, side in (("INPUT", "-s"), ("OUTPUT", "-d")):
-        rule = (chain, side, first.address, "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
+        rule = (chain, side, first.address, "-j", "DROP")
         node.run("iptables", "-w", "-A", *rule)
         scene.undo.callback(node.run, "iptables", "-w", "-D", *rule)
 
@@ -231,7 +231,7 @@ def _cut_sessions(scene: Scene) -> None:
     """sshd's processes for the connections there are, and ours behind them. A detached job has one where somebody looks."""
     node = scene.target
     if scene.detached:
-        logs = scene.workspace.start("logs", "--follow")
+        logs = scene.workspace.start("logs", "--follow", log=scene.workspace.root / "logs.log")
         scene.undo.callback(logs.kill)
         scene.until(lambda: scene.sessions(node), "logs --follow to connect")
     scene.signal(node, scene.sessions(node))
@@ -333,9 +333,9 @@ FAULTS = (
     Fault("a node's link is cut", _cut, _node(69, "node-lost", state="LOST"), silent=True, away=True),
     Fault("the first node's link is cut", _cut, _node(69, "node-lost", state="LOST", nodes=(N1,)), target=N1, silent=True, away=True),
     Fault("a node freezes", _freeze, _node(69, "node-lost", state="LOST"), silent=True, away=True),
-    Fault("two nodes lose each other", _part, _node(69, "node-lost", nodes=(N1, N2))),
+    Fault("two nodes hear nothing of each other", _part, _node(69, "node-lost", nodes=(N1, N2)), silent=True),
     Fault("the job's folder is deleted", _delete_folder, _node(69, "node-lost", state="LOST")),
-    Fault("the disk is full", _fill_disk, _node(69, "node-lost", state="LOST")),
+    Fault("the disk is full", _fill_disk, _worker(1, "exit-code")),  # the traceback that names it finds no room either
     Fault("the launcher is killed", _leave, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is cut off beyond its lease", _hide_beyond_lease, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is cut off for 5 s", _hide, _always(GOES_ON)),
@@ -380,7 +380,7 @@ def _ended(case: Case, scene: Scene) -> Measured:
     reachable = [node for node in nodes if not (fault.away and node is scene.target)]
     unattended = fault.needs_contact and case.is_detached
     stop_s = scene.await_none([node for node in reachable if not (unattended and node is scene.target)], case.stop_s + LOADED_S)
-    launch_code = None if scene.launch is None else scene.ended().code
+    launch_code = None if scene.launch is None else scene.ended()
     if case.is_detached:
         launch_code = None  # it has all workers running, or one that has failed by then
     status = scene.workspace.status("hurt")
@@ -405,7 +405,7 @@ def _went_on(scene: Scene) -> Measured:
     assert result.code == 0, result.err
     after = scene.workspace.status("hurt")
     assert (after["state"], after["exit_code"], after["first_failure"]) == ("STOPPED", 143, None), after
-    assert scene.launch is None or scene.ended().code == 143
+    assert scene.launch is None or scene.ended() == 143
     lost = scene.lost_bytes(nodes)
     scene.heal()
     return _measured(scene, status, None, stop_s, lost)

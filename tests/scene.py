@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import hostile_worker
-from tests.cluster import Result, Workspace
+from tests.cluster import Workspace
 from tests.lan import DIR, Lan, Node
 
 GRACE_S = 1
@@ -85,7 +85,8 @@ class Scene:
 
     def start(self) -> None:
         lease = () if self._lease_s is None or self.detached else ("--lease", str(self._lease_s))
-        self.launch = self.workspace.start("launch", "job.yaml", *lease, *(("--detach",) if self.detached else ()))
+        detach = ("--detach",) if self.detached else ()
+        self.launch = self.workspace.start("launch", "job.yaml", *lease, *detach, log=self.workspace.root / "launch.log")
 
     def await_workers(self) -> None:
         """Until each has printed, and the launching side is where it stays."""
@@ -94,19 +95,22 @@ class Scene:
         assert launch is not None
 
         def are_there() -> bool:
-            assert launch.poll() in (None, 0), f"the launch ended with {launch.returncode}: {self.ended().err}"
+            assert launch.poll() in (None, 0), f"the launch ended with {launch.returncode}: {self.said()}"
             return all(b"line" in log(node) for node in self.lan.nodes)
 
         self.until(are_there, "the workers", START_S)
         if self.detached:
-            result = self.ended()
-            assert result.code == 0, result.err
+            assert self.ended() == 0, self.said()
 
-    def ended(self, timeout_s: float = START_S) -> Result:
-        """What the launcher said, once it has ended."""
+    def ended(self, timeout_s: float = START_S) -> int:
+        """The launcher's exit code, once it has ended."""
         assert self.launch is not None
         launch, self.launch = self.launch, None
-        return self.workspace.wait(launch, timeout_s)
+        return launch.wait(timeout_s)
+
+    def said(self) -> str:
+        """What the launcher has said so far."""
+        return (self.workspace.root / "launch.log").read_text()
 
     @property
     def job(self) -> str:
