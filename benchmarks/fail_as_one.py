@@ -11,14 +11,13 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests import hostile_worker
 from tests.lan import Lan, why_not
-from tests.scene import Scene, is_session, new_workspace
+from tests.scene import Scene, is_session, new_workspace, three_machines
 
 MEDIAN_S, WORST_S = 2.0, 5.0
 GRACE_S = 30  # none of it is needed
@@ -38,16 +37,12 @@ def main() -> int:
         print(f"fail as one: not measured, {why}")
         return 0
     took: dict[str, list[float]] = {way: [] for way in (*WAYS, BY_HAND)}
-    with tempfile.TemporaryDirectory() as folder:
-        lan = Lan(Path(folder) / "lan", num_nodes=3)
-        try:
-            for number in range(options.repeats):
-                for way in WAYS:
-                    took[way].append(_by_dtrain(lan, Path(folder) / f"{way} {number}", way))
-                took[BY_HAND].append(_by_hand(lan, Path(folder) / f"{BY_HAND} {number}", options.give_up))
-                print(", ".join(f"{times[-1]:.1f}" for times in took.values()), file=sys.stderr, flush=True)
-        finally:
-            lan.close()
+    with three_machines() as (lan, folder):
+        for number in range(options.repeats):
+            for turn, way in enumerate(WAYS):
+                took[way].append(_by_dtrain(lan, folder / f"{number}-{turn}", way))
+            took[BY_HAND].append(_by_hand(lan, folder / str(number), options.give_up))
+            print(", ".join(f"{times[-1]:.1f}" for times in took.values()), file=sys.stderr, flush=True)
     by_hand_s = statistics.median(took[BY_HAND])
     gave_up = max(took[BY_HAND]) >= options.give_up
     for way in WAYS:
@@ -89,6 +84,7 @@ def _by_hand(lan: Lan, folder: Path, give_up_s: float) -> float:
         for node in lan.nodes:
             tree = node.path("/tmp/by_hand")
             tree.mkdir()
+            (tree / "log").touch()
             (tree / "hostile_worker.py").write_text(Path(hostile_worker.__file__).read_text())
         running = [
             subprocess.Popen(

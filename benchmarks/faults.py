@@ -7,14 +7,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.faults import FAULTS, LAUNCHERS, MODES, RUNNING, Case, Fault, differences, measure
 from tests.lan import Lan, why_not
-from tests.scene import Measured, new_workspace
+from tests.scene import Measured, new_workspace, three_machines
 
 COMBINATIONS = tuple(itertools.product(LAUNCHERS, MODES))
 _GOES_ON = "goes on"
@@ -34,17 +33,13 @@ def main() -> int:
     cases = [Case(fault, *pair) for fault in faults for pair in wanted]
     measured: dict[Case, Measured] = {}
     num_wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        lan = Lan(Path(folder) / "lan", num_nodes=3)
-        try:
-            for number, case in enumerate(cases, 1):
-                wrong = _run(case, lan, Path(folder) / str(number), measured)
-                num_wrong += bool(wrong)
-                stop_s = measured[case].stop_s if case in measured else None
-                took = "" if stop_s is None else f" {stop_s:.1f} s"
-                print(f"{number}/{len(cases)} {case}:{took} {'; '.join(wrong) or 'as it has to be'}", file=sys.stderr, flush=True)
-        finally:
-            lan.close()
+    with three_machines() as (lan, folder):
+        for number, case in enumerate(cases, 1):
+            wrong = _run(case, lan, folder / str(number), measured)
+            num_wrong += bool(wrong)
+            stop_s = measured[case].stop_s if case in measured else None
+            took = "" if stop_s is None else f" {stop_s:.1f} s"
+            print(f"{number}/{len(cases)} {case}:{took} {'; '.join(wrong) or 'as it has to be'}", file=sys.stderr, flush=True)
     print_table(faults, measured)
     if num_wrong:
         print(f"{num_wrong} of {len(cases)} ended in another way than they have to", file=sys.stderr)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -221,6 +222,19 @@ class Scene:
         """How many bytes the ranks' logs have there, and how many of them the copies do not have."""
         logs = [(self.rank_log(node), self.copied_log(node)) for node in nodes]
         return sum(len(there) for there, _ in logs), sum(len(there) - _common(there, here) for there, here in logs)
+
+
+@contextlib.contextmanager
+def three_machines() -> Iterator[tuple[Lan, Path]]:
+    """Nodes for a script, and a folder. Ctrl-C and TERM leave nothing of either."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder:
+        lan = Lan(Path(folder) / "lan", num_nodes=3)
+        try:
+            yield lan, Path(folder)
+        finally:
+            lan.close()
 
 
 @contextlib.contextmanager
