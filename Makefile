@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design faults bench clean
+.PHONY: help setup system-packages run test check format lint type layers unit net design bench faults soak clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 	$(BIN)/dtrain launch cluster-examples/digits.yaml --cluster cluster-examples/local.yaml
 
-test check unit net design faults: export OMP_NUM_THREADS = 1
+test check unit net design faults soak: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
 	$(BIN)/pytest
@@ -57,16 +57,21 @@ net: setup ## Tests on real sshd, torchrun and mpirun
 design: $(INSTALLED) ## Tests that hold the design's rules
 	$(BIN)/pytest tests/design
 
-faults: setup ## Twelve seeded failures on nodes whose clocks are minutes apart: one cause each
-	$(BIN)/pytest tests/net/test_causes.py -m ''
-
 bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py
 	$(BIN)/python benchmarks/ssh_launch_overhead.py
+	$(BIN)/python benchmarks/fail_as_one.py
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/idle.py
+
+faults: setup ## The fault matrix of docs/reliability.md, and causes with clocks apart: half an hour
+	$(BIN)/python benchmarks/faults.py
+	$(BIN)/pytest tests/net/test_causes.py -m ''
+
+soak: setup ## 200 random faults in a row, SEED=N for the same ones again: half an hour
+	$(BIN)/python benchmarks/soak.py $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,16 +86,23 @@ class Workspace:
         process = self.start(*args, env=env)
         return self.wait(process, timeout_s)
 
-    def start(self, *args: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            (sys.executable, "-m", "dtrain", *map(str, args)),
-            cwd=self.workdir,
-            env={**self.env, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *args: str | Path, env: Mapping[str, str] | None = None, log: Path | None = None) -> subprocess.Popen[str]:
+        """Run `dtrain ARGS` beside the test.
+
+        Args:
+            log: takes what it says, in place of pipes: it stands still when a pipe is full.
+        """
+        with contextlib.ExitStack() as files:
+            output = subprocess.PIPE if log is None else files.enter_context(log.open("wb"))
+            process = subprocess.Popen(
+                (sys.executable, "-m", "dtrain", *map(str, args)),
+                cwd=self.workdir,
+                env={**self.env, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
         self._processes.append(process)
         return process
 

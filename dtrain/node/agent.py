@@ -23,7 +23,7 @@ SETTLE_S = 1.0  # how long after a worker that lost another one: what it lost ma
 LAST_WORDS_S = 2.0  # how long worker.py may take to report after the launcher ended
 OOM_SCORE = 500
 _POLL_S = 0.05  # while stopping
-_LOOK_S = 5.0  # between two looks at whether the job's folder is still there
+_LOOK_S = 3.0  # between two looks at whether the job's folder is still there
 
 _SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the whole job's
 _STOPPED = (*_SHARED, "peer-lost")  # no fault of this node's
