@@ -112,20 +112,22 @@ def unended(record: JobRecord, state: JobState) -> tuple[Target, ...]:
     return tuple(target for target in targets(record) if target.node not in ended)
 
 
-def the_running_one(store: Store) -> JobRecord:
-    """The only job that is not over, as its nodes know it now.
+def the_running_one(store: Store, name: str | None = None) -> JobRecord | None:
+    """The only job, or the only one of that name, that is not over, as its nodes know it now; None: there is none.
 
     Raises:
-        NoSuchJob: there is none, or several.
+        NoSuchJob: there are several.
     """
-    refresh(store, store.jobs())
-    running = [record for record in store.jobs() if not record.state.is_final]
-    if not running:
-        raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
-    if len(running) > 1:
-        named = ", ".join(f"{record.name} {record.job}" for record in running)
-        raise NoSuchJob(f"{len(running)} jobs are running: {named}", hint="say which one")
-    return running[0]
+
+    def running() -> list[JobRecord]:
+        return [record for record in store.jobs() if name in (None, record.name) and not record.state.is_final]
+
+    refresh(store, running())
+    found = running()
+    if len(found) > 1:
+        named = ", ".join(f"{record.name} {record.job}" for record in found)
+        raise NoSuchJob(f"{len(found)} jobs are running: {named}", hint=f"say which one: dtrain stop {found[0].job}")
+    return found[0] if found else None
 
 
 def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:

@@ -68,7 +68,7 @@ def reason_of(event: wire.WorkerEnded) -> str:
         for reason, pattern in _MESSAGES:
             if re.search(pattern, message):
                 return reason
-    if chain:
+    if chain or lastwords.is_syntax_error(event.traceback):
         return "exception"
     # A shell ends with 128+n where its command was ended by signal n.
     number = event.exit_code - 128 if event.signal is None else event.signal

@@ -13,6 +13,7 @@ from dtrain.errors import CTRL_C, NoSuchJob
 from dtrain.intake import Silent
 from dtrain.node import wire
 from dtrain.render import console
+from dtrain.render.end import print_outcome
 from dtrain.render.lines import RankLines
 from dtrain.render.plan import ranges
 from dtrain.store import Store
@@ -79,6 +80,8 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
             return CTRL_C
     lines.end()
     sys.stdout.flush()
+    if follow:
+        print_outcome(console.person(), record.name, record.job, store.state(record))
     return 0
 
 

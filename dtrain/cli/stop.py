@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain import api
-from dtrain.errors import CTRL_C, NodeUnreachable
+from dtrain.errors import CTRL_C, NodeUnreachable, NoSuchJob
 from dtrain.render import console
 from dtrain.render.end import print_end, print_survivors
 from dtrain.render.stop import StopView, names
@@ -31,7 +31,7 @@ def command(job: str | None, grace: int | None, force: bool) -> int:
     """
     store = Store.default()
     out = console.person()
-    record = api.find(store, job)[0] if job is not None else api.the_running_one(store)
+    record = _meant(store, job)
     state = store.state(record)
     if state.state.is_final:
         out.print(f"job {record.name} {record.job} is over: {state.state.value}", soft_wrap=True)
@@ -40,6 +40,17 @@ def command(job: str | None, grace: int | None, force: bool) -> int:
         launched = f"job {record.name} {record.job} was launched by {record.launched_by}, not by {this_user()}"
         raise click.UsageError(f"{launched}: --force stops it all the same")
     return _stop(store, record, record.plan.grace_s if grace is None else float(grace), out)
+
+
+def _meant(store: Store, job: str | None) -> JobRecord:
+    """A stop takes no guess where several could be meant."""
+    if job is None:
+        running = api.the_running_one(store)
+        if running is None:
+            raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
+        return running
+    record = api.find(store, job)[0]
+    return record if record.job.startswith(job) else api.the_running_one(store, record.name) or record
 
 
 def _stop(store: Store, record: JobRecord, grace_s: float, out: Console) -> int:

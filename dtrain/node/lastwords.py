@@ -16,6 +16,8 @@ _NEAR_LINES = 30
 _TRACEBACK = "Traceback (most recent call last):"
 CONTEXT = "During handling of the above exception, another exception occurred:"
 _CAUSE = "The above exception was the direct cause of the following exception:"
+# Where Python cannot even read the script there is no traceback, only the line and what is wrong with it.
+_SYNTAX_ERROR = re.compile(r"^  File \".*\", line \d+\n(?:    .*\n)*(?:SyntaxError|IndentationError|TabError): .*", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line once a process group exists
 _MORE_OF_MESSAGE = re.compile(r"[ \t]+\S|nccl\w+: |Last error:")
 _MESSAGE_LINES = 20
@@ -61,10 +63,17 @@ def last_words(output: str, exit_code: int, number: Optional[int]) -> LastWords:
         behind = [line for line in output[output.rindex(traceback) + len(traceback) :].splitlines() if not _NOISE.match(line)]
         if not behind or (number is None and (exit_code == 1 or len(behind) <= _NEAR_LINES)):
             return LastWords(traceback, is_peer_lost(traceback))
+    syntax_errors = [match[0] for match in _SYNTAX_ERROR.finditer(output)]
+    if syntax_errors and exit_code == 1 and not traceback:
+        return LastWords(syntax_errors[-1], False)
     aborts = [match[0].rstrip() for match in _ABORT.finditer(output)]
     if aborts and signal.SIGABRT in (number, exit_code - 128):
         return LastWords(aborts[-1], is_peer_lost(aborts[-1]))
     return LastWords("", False)
+
+
+def is_syntax_error(told: str) -> bool:
+    return _SYNTAX_ERROR.fullmatch(told) is not None
 
 
 def without_rank_prefix(text: str) -> str:

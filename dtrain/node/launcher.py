@@ -88,6 +88,10 @@ class Launcher:
             log.write(f"dtrain: {text}\n")
 
     def last_words(self) -> str:
+        """What it printed last, and how it ended where nobody here ended it."""
+        if self._process is not None and self._process.returncode is not None:
+            code = self._process.returncode
+            self.complain(f"it was ended by signal {code - 128}" if code > 128 else f"it ended with exit code {code}")
         try:
             with open(self._folder.stream(wire.LAUNCHER_LOG), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

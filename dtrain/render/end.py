@@ -35,6 +35,14 @@ def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, eva
     print_survivors(console, state)
 
 
+def print_outcome(console: Console, name: str, job: str, state: JobState) -> None:
+    """How a job ended, in a line or two."""
+    if state.state in (State.FAILED, State.LOST) and state.first_failure is not None and state.start_failed is None:
+        console.print(Text(describe(state.first_failure), "bold red"), soft_wrap=True)
+    style = "bold green" if state.state is State.SUCCEEDED else "bold red"
+    console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style)), soft_wrap=True)
+
+
 def print_detached(console: Console, name: str, job: str) -> None:
     """All workers run, and nobody follows them."""
     console.print(Text.assemble(f"job {name} {job} ", ("RUNNING", "bold cyan"), ", detached"), soft_wrap=True)

@@ -71,13 +71,16 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         ended = "  ".join(f"{rank.rank}: {rank.exit_code}" for rank in node.ranks if rank.exit_code is not None)
         table.add_row(node.name, Text(node.state.value, _STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
     console.print(table)
+    if view.state.stop_cause is not None and not view.state.state.is_final:
+        console.print(Text("it was told to stop, and is stopping", "yellow"))
     failure = view.state.first_failure
     if view.state.start_failed is not None:
         console.print(Text(f"it was not started: {view.state.start_failed.text}", "red"), soft_wrap=True)
     elif failure is not None:
         console.print(Text(describe(failure), "red"), soft_wrap=True)
         console.print(Text(f"hint: {hint(failure)}"), soft_wrap=True)
-        console.print(Text(f"dtrain logs {view.record.job} shows what it printed", "dim"), soft_wrap=True)
+        rank = "" if failure.rank is None else f" --ranks {failure.rank}"
+        console.print(Text(f"dtrain logs {view.record.job}{rank} shows what it printed", "dim"), soft_wrap=True)
     line = progress_line(view.metrics)
     if line:
         console.print(Text(line), soft_wrap=True)

@@ -298,6 +298,7 @@ def test_a_killed_part_of_mpi_fails_the_job_and_leaves_nothing(lan: Lan, workspa
     result = workspace.wait(launch, timeout_s=60)
     assert result.code == 78, result.err
     assert f"n{node + 1} failed: torchrun or mpirun on it ended before the workers did" in result.err
+    assert "dtrain: it was ended by signal 9" in result.err
     workspace.until(lambda: lan.processes() == {}, "all nodes to stop", timeout_s=5.0)
     status = workspace.status("hit")
     assert (status["state"], status["exit_source"], status["first_failure"]["reason"]) == ("FAILED", "dtrain", "launcher-failed")

@@ -76,6 +76,10 @@ def test_which_job_is_meant_and_the_other_goes_on(workspace: Workspace) -> None:
     several = workspace.dtrain("stop")
     assert several.code == 66
     assert all(f"{name} {job}" in several.err for name, job in zip(("one", "two"), jobs, strict=True)) and "hint: " in several.err
+    jobs.append(workspace.dtrain("launch", workspace.waiting_job("two", instances=1), "--detach").out.strip())
+    namesakes = workspace.dtrain("stop", "two")
+    assert namesakes.code == 66 and all(f"two {job}" in namesakes.err for job in jobs[1:]), namesakes.err
+    assert workspace.dtrain("stop", jobs[2]).code == 0
     assert workspace.dtrain("stop", jobs[0][:6]).code == 0
     left = workspace.leftovers()
     assert any(jobs[1] in command for command in left.values()) and not any(jobs[0] in command for command in left.values())

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
+from dtrain.node import wire
 from dtrain.node.lastwords import LastWords, exceptions, last_traceback, last_words
+from dtrain.reasons import reason_of
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 ADVICE = "This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
@@ -125,3 +127,12 @@ def test_the_last_traceback_is_taken_whole_and_nothing_after_it() -> None:
 
 def test_what_was_told_to_end_and_had_nothing_to_say() -> None:
     assert last_words("step 1\n", 128 + signal.SIGTERM, signal.SIGTERM) == LastWords("", False)
+
+
+def test_a_script_that_python_cannot_read_is_an_exception() -> None:
+    said = '  File "train.py", line 3\n    for in range(3):\n        ^^\nSyntaxError: invalid syntax\n'
+    words = last_words(said, 1, None)
+    assert words == LastWords(said.rstrip(), False)
+    ended = wire.WorkerEnded(1.0, 0, 0, 1, None, words.told, symptom=False)
+    assert reason_of(ended) == "exception"
+    assert last_words(said, 3, None).told == ""
