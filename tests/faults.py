@@ -383,7 +383,7 @@ def _ended(case: Case, scene: Scene) -> Measured:
     launch_code = None if scene.launch is None else scene.ended()
     if case.is_detached:
         launch_code = None  # it has all workers running, or one that has failed by then
-    status = scene.workspace.status("hurt")
+    status = scene.status(over=True)
     lost = scene.lost_bytes(reachable)
     scene.heal()
     return _measured(scene, status, launch_code, stop_s, lost)
@@ -397,13 +397,13 @@ def _went_on(scene: Scene) -> Measured:
     if scene.launch is not None:
         scene.until(lambda: all(len(scene.copied_log(node)) > sizes[node.name] for node in nodes), "the launcher to hear of it")
         assert scene.launch.poll() is None
-    status = scene.workspace.status("hurt")
+    status = scene.status(over=False)
     scene.began_s = time.monotonic()
     stop = scene.workspace.start("stop", "hurt")
     stop_s = scene.await_none(nodes, STOP_S + LOADED_S)
     result = scene.workspace.wait(stop)
     assert result.code == 0, result.err
-    after = scene.workspace.status("hurt")
+    after = scene.status(over=True)
     assert (after["state"], after["exit_code"], after["first_failure"]) == ("STOPPED", 143, None), after
     assert scene.launch is None or scene.ended() == 143
     lost = scene.lost_bytes(nodes)

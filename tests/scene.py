@@ -215,6 +215,14 @@ class Scene:
             time.sleep(LOOK_S)
         return since_s - self.began_s
 
+    def status(self, *, over: bool) -> dict[str, Any]:
+        """What the nodes say now, where it has to be over the last word; a node that is slow to let us in is asked again."""
+        deadline = time.monotonic() + START_S
+        while True:
+            status = self.workspace.status("hurt")
+            if not over or status["ended_at"] is not None or time.monotonic() >= deadline:
+                return status
+
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
         self.workspace.until(condition, what, timeout_s)
 
