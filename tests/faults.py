@@ -203,6 +203,10 @@ def _freeze(scene: Scene) -> None:
     scene.undo.callback(thaw)
 
 
+def _stop_agent(scene: Scene) -> None:
+    scene.signal(scene.target, [scene.agent(scene.target)], signal.SIGSTOP)
+
+
 def _part(scene: Scene) -> None:
     """A firewall comes up between two nodes."""
     first, node = scene.lan.nodes[0], scene.target
@@ -333,6 +337,7 @@ FAULTS = (
     Fault("a node's link is cut", _cut, _node(69, "node-lost", state="LOST"), silent=True, away=True),
     Fault("the first node's link is cut", _cut, _node(69, "node-lost", state="LOST", nodes=(N1,)), target=N1, silent=True, away=True),
     Fault("a node freezes", _freeze, _node(69, "node-lost", state="LOST"), silent=True, away=True),
+    Fault("the agent stands still", _stop_agent, _node(69, "agent-killed"), silent=True),
     Fault("two nodes hear nothing of each other", _part, _node(69, "node-lost", nodes=(N1, N2)), silent=True),
     Fault("the job's folder is deleted", _delete_folder, _node(69, "node-lost", state="LOST")),
     Fault("the disk is full", _fill_disk, _worker(1, "exit-code")),  # the traceback that names it finds no room either

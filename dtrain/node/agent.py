@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import mpi, procs, wire
@@ -28,11 +29,19 @@ _SHARED = ("stop", "ctrl-c", "failure", "lease-over")  # causes that are the who
 _STOPPED = (*_SHARED, "peer-lost")  # no fault of this node's
 
 
-def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_listener: Optional[socket.socket], guard_alive: int) -> int:
+@dataclass(frozen=True)
+class Guard:
+    """The pipes to the guard."""
+
+    alive: int  # to read: it ends with the guard
+    beats: int  # to write: the guard ends an agent that writes nothing for too long
+
+
+def main(folder: JobFolder, order: wire.Prepare, listener: socket.socket, watch_listener: Optional[socket.socket], guard: Guard) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, listener, watch_listener, guard_alive).run()
+        Agent(folder, order, listener, watch_listener, guard).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -49,7 +58,7 @@ class Agent:
         order: wire.Prepare,
         listener: socket.socket,
         watch_listener: Optional[socket.socket],
-        guard_alive: int,
+        guard: Guard,
     ) -> None:
         self._folder = folder
         self._order = order
@@ -72,7 +81,9 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(guard_alive, selectors.EVENT_READ, self._guard_ended)
+        self._selector.register(guard.alive, selectors.EVENT_READ, self._guard_ended)
+        self._beats = guard.beats
+        os.set_blocking(self._beats, False)
         self._tripwire = Tripwire(order.watch, self._selector, self._peer_said, self._peer_lost, self._launcher_silent_s)
         if watch_listener is not None:
             self._tripwire.listen(watch_listener)
@@ -345,6 +356,8 @@ class Agent:
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
+        with contextlib.suppress(OSError):  # the guard was killed, or stands still
+            os.write(self._beats, b".")
         self._tripwire.check()
         if not self._cause and not os.path.exists(self._folder.stream("lock")):
             self._stop("folder-gone", self._order.grace_s)
