@@ -235,10 +235,11 @@ def _cut_sessions(scene: Scene) -> None:
     """sshd's processes for the connections there are, and ours behind them. A detached job has one where somebody looks."""
     node = scene.target
     if scene.detached:
+        scene.until(lambda: not scene.sessions(node), "the sessions of the launch to end")
         logs = scene.workspace.start("logs", "--follow", log=scene.workspace.root / "logs.log")
         scene.undo.callback(logs.kill)
         scene.until(lambda: scene.sessions(node), "logs --follow to connect")
-    scene.signal(node, scene.sessions(node))
+    scene.signal(node, scene.sessions(node), check=False)  # one may end with another
 
 
 def _signal_agents(scene: Scene) -> None:

@@ -165,10 +165,10 @@ class Scene:
         """The clock starts, unless it runs."""
         self.began_s = self.began_s or time.monotonic()
 
-    def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL, *, check: bool = True) -> None:
         """All at once: no other process comes between the first and the last."""
         self.hit()
-        enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids))
+        enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids), check=check)
 
     def order(self, node: Node, python: str) -> None:
         """Let a worker do something, at its next line."""
