@@ -98,7 +98,7 @@ def _ends(scene: Scene) -> list[str]:
         return [] if scene.await_none(scene.lan.nodes, STOP_S + LOADED_S) is not None else ["no job, and it does not end"]
     if stop.code != 0:
         return [f"stop ended with {stop.code}: {stop.err}"]
-    status = scene.workspace.status("hurt")
+    status = scene.status(over=True)
     if status["state"] not in ("SUCCEEDED", "FAILED", "STOPPED", "LOST"):
         return [f"it is {status['state']}"]
     if launch_code not in (None, status["exit_code"]) and not (scene.detached and launch_code == 0):

@@ -203,6 +203,10 @@ def _freeze(scene: Scene) -> None:
     scene.undo.callback(thaw)
 
 
+def _stop_agent(scene: Scene) -> None:
+    scene.signal(scene.target, [scene.agent(scene.target)], signal.SIGSTOP)
+
+
 def _part(scene: Scene) -> None:
     """A firewall comes up between two nodes."""
     first, node = scene.lan.nodes[0], scene.target
@@ -231,10 +235,11 @@ def _cut_sessions(scene: Scene) -> None:
     """sshd's processes for the connections there are, and ours behind them. A detached job has one where somebody looks."""
     node = scene.target
     if scene.detached:
+        scene.until(lambda: not scene.sessions(node), "the sessions of the launch to end")
         logs = scene.workspace.start("logs", "--follow", log=scene.workspace.root / "logs.log")
         scene.undo.callback(logs.kill)
         scene.until(lambda: scene.sessions(node), "logs --follow to connect")
-    scene.signal(node, scene.sessions(node))
+    scene.signal(node, scene.sessions(node), check=False)  # one may end with another
 
 
 def _signal_agents(scene: Scene) -> None:
@@ -333,6 +338,7 @@ FAULTS = (
     Fault("a node's link is cut", _cut, _node(69, "node-lost", state="LOST"), silent=True, away=True),
     Fault("the first node's link is cut", _cut, _node(69, "node-lost", state="LOST", nodes=(N1,)), target=N1, silent=True, away=True),
     Fault("a node freezes", _freeze, _node(69, "node-lost", state="LOST"), silent=True, away=True),
+    Fault("the agent stands still", _stop_agent, _node(69, "agent-killed"), silent=True),
     Fault("two nodes hear nothing of each other", _part, _node(69, "node-lost", nodes=(N1, N2)), silent=True),
     Fault("the job's folder is deleted", _delete_folder, _node(69, "node-lost", state="LOST")),
     Fault("the disk is full", _fill_disk, _worker(1, "exit-code")),  # the traceback that names it finds no room either
@@ -383,7 +389,7 @@ def _ended(case: Case, scene: Scene) -> Measured:
     launch_code = None if scene.launch is None else scene.ended()
     if case.is_detached:
         launch_code = None  # it has all workers running, or one that has failed by then
-    status = scene.workspace.status("hurt")
+    status = scene.status(over=True)
     lost = scene.lost_bytes(reachable)
     scene.heal()
     return _measured(scene, status, launch_code, stop_s, lost)
@@ -397,13 +403,13 @@ def _went_on(scene: Scene) -> Measured:
     if scene.launch is not None:
         scene.until(lambda: all(len(scene.copied_log(node)) > sizes[node.name] for node in nodes), "the launcher to hear of it")
         assert scene.launch.poll() is None
-    status = scene.workspace.status("hurt")
+    status = scene.status(over=False)
     scene.began_s = time.monotonic()
     stop = scene.workspace.start("stop", "hurt")
     stop_s = scene.await_none(nodes, STOP_S + LOADED_S)
     result = scene.workspace.wait(stop)
     assert result.code == 0, result.err
-    after = scene.workspace.status("hurt")
+    after = scene.status(over=True)
     assert (after["state"], after["exit_code"], after["first_failure"]) == ("STOPPED", 143, None), after
     assert scene.launch is None or scene.ended() == 143
     lost = scene.lost_bytes(nodes)

@@ -165,10 +165,10 @@ class Scene:
         """The clock starts, unless it runs."""
         self.began_s = self.began_s or time.monotonic()
 
-    def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL, *, check: bool = True) -> None:
         """All at once: no other process comes between the first and the last."""
         self.hit()
-        enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids))
+        enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids), check=check)
 
     def order(self, node: Node, python: str) -> None:
         """Let a worker do something, at its next line."""
@@ -214,6 +214,14 @@ class Scene:
                 num_empty += 1
             time.sleep(LOOK_S)
         return since_s - self.began_s
+
+    def status(self, *, over: bool) -> dict[str, Any]:
+        """What the nodes say now, where it has to be over the last word; a node that is slow to let us in is asked again."""
+        deadline = time.monotonic() + START_S
+        while True:
+            status = self.workspace.status("hurt")
+            if not over or status["ended_at"] is not None or time.monotonic() >= deadline:
+                return status
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
         self.workspace.until(condition, what, timeout_s)

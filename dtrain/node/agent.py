@@ -38,11 +38,19 @@ class Inherited:
     gpu_locks: tuple[int, ...]  # descriptors
 
 
-def main(folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard_alive: int) -> int:
+@dataclass(frozen=True)
+class Guard:
+    """The pipes to the guard."""
+
+    alive: int  # to read: it ends with the guard
+    beats: int  # to write: the guard ends an agent that writes nothing for too long
+
+
+def main(folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard: Guard) -> int:
     """Run the job to its end. Everything but our own bugs is told in events; those go to agent.log."""
     os.setsid()
     try:
-        Agent(folder, order, inherited, guard_alive).run()
+        Agent(folder, order, inherited, guard).run()
     except Exception:  # outer edge: the guard sees the code, cleans up and records it
         with open(folder.stream("logs/agent.log"), "a") as log:
             log.write(traceback.format_exc())
@@ -53,7 +61,7 @@ def main(folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard_ali
 class Agent:
     """One thread, one selector: orders of sessions, words of workers and other agents, ends of children, the guard's pipe."""
 
-    def __init__(self, folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard_alive: int) -> None:
+    def __init__(self, folder: JobFolder, order: wire.Prepare, inherited: Inherited, guard: Guard) -> None:
         self._folder = folder
         self._order = order
         self._gpu_locks = inherited.gpu_locks
@@ -76,7 +84,9 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._child_ended = self._watch_children()
         self._selector.register(inherited.listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(guard_alive, selectors.EVENT_READ, self._guard_ended)
+        self._selector.register(guard.alive, selectors.EVENT_READ, self._guard_ended)
+        self._beats = guard.beats
+        os.set_blocking(self._beats, False)
         self._tripwire = Tripwire(
             order.watch, self._selector, self._peer_said, self._peer_lost, self._clock_compared, self._launcher_silent_s
         )
@@ -344,6 +354,8 @@ class Agent:
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
+        with contextlib.suppress(OSError):  # the guard was killed, or stands still
+            os.write(self._beats, b".")
         self._tripwire.check()
         if not self._cause and not os.path.exists(self._folder.stream("lock")):
             self._stop("folder-gone", self._order.grace_s)

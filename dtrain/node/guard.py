@@ -1,8 +1,9 @@
-"""The guard: parent of the agent, there for the one case in which the agent cannot clean up, its own violent death."""
+"""The guard: parent of the agent, there for the one case in which the agent cannot clean up: it was killed, or stands still."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -11,6 +12,8 @@ from dtrain.node import agent, gpus, procs, wire
 from dtrain.node.folder import JobFolder
 
 KILL_TIMEOUT_S = 20.0
+_TICK_S = 1.0
+_MOST_SILENT_TICKS = 20  # that the guard itself was awake: where a whole node stands still, nobody is to blame
 
 
 def main(argv: list[str]) -> int:
@@ -36,16 +39,19 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda *_: None)  # a job ends by its orders; SIG_IGN would be inherited by the user's process
 
     guard_alive, held_by_guard = os.pipe()
+    beats, held_by_agent = os.pipe()
     agent_pid = os.fork()
     if agent_pid == 0:
         os.close(held_by_guard)
-        os._exit(agent.main(folder, order, inherited, guard_alive))
+        os.close(beats)
+        os._exit(agent.main(folder, order, inherited, agent.Guard(guard_alive, held_by_agent)))
     os.close(guard_alive)
+    os.close(held_by_agent)
     inherited.listener.close()
     if watch_listener is not None:
         watch_listener.close()
     _leave_session()
-    status = _wait_for(agent_pid)
+    status = _wait_for(agent_pid, beats)
     survivors = procs.kill_all(lambda pid, status: None, KILL_TIMEOUT_S)
     gpus.release(inherited.gpu_locks)
     if status != 0:
@@ -62,11 +68,19 @@ def _leave_session() -> None:
     os.close(null)
 
 
-def _wait_for(agent_pid: int) -> int:
-    while True:
-        pid, status = os.wait()  # orphans come and go: the agent is a subreaper itself, so hardly ever
-        if pid == agent_pid:
-            return status
+def _wait_for(agent_pid: int, beats: int) -> int:
+    """The agent's wait status. One that is silent for too long gets a KILL: it was stopped, or waits for a disk that does not answer."""
+    num_silent = 0
+    while num_silent < _MOST_SILENT_TICKS:
+        ready, _, _ = select.select([beats], [], [], _TICK_S)
+        if not ready:
+            num_silent += 1
+        elif os.read(beats, 4096):
+            num_silent = 0
+        else:  # it has ended
+            return os.waitpid(agent_pid, 0)[1]
+    os.kill(agent_pid, signal.SIGKILL)
+    return int(signal.SIGKILL)  # not waited for: where it does not end, the others must
 
 
 def _record_death(folder: JobFolder, status: int, survivors: list[procs.Process]) -> None:
