@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
-from dtrain.jobstate import JobState
+from dtrain.jobstate import JobState, State
 from dtrain.link import Link, Target
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
@@ -90,20 +90,28 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
     return targets_of(record.cluster, record.job, record.name)
 
 
-def refresh(store: Store, records: Sequence[JobRecord]) -> dict[str, dict[str, str]]:
+def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = False) -> dict[str, dict[str, str]]:
     """Ask the nodes of the jobs that are not over for what the store does not have, all at once.
+
+    Args:
+        lost_too: also ask the lost nodes of jobs that are over: they may be there again, and know better.
 
     Returns:
         By job id, why each node that did not answer did not.
     """
     asked, problems = [], {}
     for record in records:
-        if not record.state.is_final:
+        if not record.state.is_final or (lost_too and record.state is State.LOST):
             try:
-                asked.append((record, targets(record)))
+                asked.append((record, targets(record) if not record.state.is_final else _without_last_word(store, record)))
             except NodeUnreachable as error:
                 problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
     return {**problems, **catch_up(store, asked, ASK_NODES_S)}
+
+
+def _without_last_word(store: Store, record: JobRecord) -> tuple[Target, ...]:
+    said = {node.name for node in store.state(record).nodes if node.has_ended}
+    return tuple(target for target in targets(record) if target.node not in said)
 
 
 def unended(record: JobRecord, state: JobState) -> tuple[Target, ...]:
@@ -137,7 +145,7 @@ def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:
         NoSuchJob: there is none, or several.
     """
     record = store.find(wanted)
-    problems = refresh(store, [record]).get(record.job, {})
+    problems = refresh(store, [record], lost_too=True).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
 
@@ -174,3 +182,4 @@ class _Quiet:
     def busy(self, text: str) -> None: ...
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...
+    def committing(self) -> None: ...

@@ -101,6 +101,7 @@ class NodeState:
     survivors: tuple[wire.Survivor, ...] = ()
     clock_offset_s: float = 0.0  # how far its clock is ahead of the first node's
     missed: str = ""  # how another node lost touch with it
+    has_ended: bool = False  # it said so itself; a node that is lost may still do so
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,8 @@ class JobState:
                 )
             case wire.NodeEnded():
                 ended = State[event.outcome.upper()]
-                after = self._with_node(node, event.at, state=ended, survivors=event.survivors)._with_ranks_over(node, ended)
+                after = self._with_node(node, event.at, state=ended, survivors=event.survivors, has_ended=True)
+                after = after._with_ranks_over(node, ended)
                 if event.outcome in ("failed", "lost") and event.reason != "worker-failed":
                     after = after._with_failure(_node_failure(node, event, self._on_first_clock(node, event.at)))
                 return after._with_end(event.at)

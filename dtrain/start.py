@@ -41,6 +41,9 @@ class Progress(Protocol):
 
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...
 
+    def committing(self) -> None:
+        """From now on workers run; whoever breaks the start off has to stop them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -101,6 +104,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             first, *others = (node.name for node in plan.nodes)
             _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
             watched.look()  # whoever asks later finds all nodes prepared, and tells them
+            progress.committing()
             _on_all(links, lambda node, link: link.ask(wire.Commit()))
         except BaseException as error:  # Ctrl-C too: what is prepared must end
             why = watched.why(error)

@@ -136,7 +136,7 @@ class Store:
         return [_record(row) for row in self._rows(f"{_SELECT} ORDER BY created_at DESC LIMIT ?", -1 if limit is None else limit)]
 
     def find(self, wanted: str | None) -> JobRecord:
-        """The job with that id or unique prefix of it, or the newest of that name (a running one first); None: the newest.
+        """The job with that id, else the newest of that name (a running one first), else the one whose id begins so; None: the newest.
 
         Raises:
             NoSuchJob: there is none, or the prefix fits several.
@@ -152,10 +152,12 @@ class Store:
         exact = [record for record in by_id if record.job == wanted]
         by_name = [_record(row) for row in self._rows(f"{_SELECT} WHERE name = ? ORDER BY created_at DESC", wanted)]
         running = [record for record in by_name if not record.state.is_final]
-        if exact or len(by_id) == 1:
-            return (exact or by_id)[0]
+        if exact:
+            return exact[0]
         if by_name:
             return (running or by_name)[0]
+        if len(by_id) == 1:
+            return by_id[0]
         if by_id:
             raise NoSuchJob(
                 f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it"

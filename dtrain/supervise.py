@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,6 +77,7 @@ class Supervisor:
         self._followers: dict[str, _Follower] = {}
         self._ended: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
+        self._voice = _Voice(self._tell_all)
         self._abandoned = False
         self._errors: dict[str, str] = {}  # why nodes are not connected
         self._stopping_since_s: float | None = None  # as this process was told
@@ -96,6 +97,7 @@ class Supervisor:
             by: user@host, where it is not the launcher that asks.
         """
         self._inbox.put(_Stop(cause, grace_s, by))
+        self._voice.say(wire.Stop(cause, grace_s))
 
     def abandon(self) -> None:
         """Stop following, whatever the job does. May be called from a signal handler."""
@@ -143,17 +145,12 @@ class Supervisor:
             self._take(self._inbox.get())
         for follower in self._followers.values():
             follower.start()
-        ping_at = 0.0
-        ping_s = min(_PING_S, (self._plan.lease_s or _PING_S * 3) / 3)
+        self._voice.begin(min(_PING_S, (self._plan.lease_s or _PING_S * 3) / 3) if renew_lease else None)
         try:
             while not self._is_over() and not (detach and self.state.state is State.RUNNING and not self.state.failures):
                 self._tick()
-                if time.monotonic() >= ping_at:
-                    if renew_lease:
-                        self._tell_all(wire.Ping())
-                    ping_at = time.monotonic() + ping_s
                 try:
-                    item = self._inbox.get(timeout=max(0.0, min(ping_at, self._tick_at_s) - time.monotonic()))
+                    item = self._inbox.get(timeout=max(0.0, self._tick_at_s - time.monotonic()))
                 except queue.Empty:
                     continue
                 self._take(item)
@@ -162,6 +159,7 @@ class Supervisor:
                 self._tell_all(wire.Stop("failure", self._plan.grace_s))
             raise
         finally:
+            self._voice.end()
             for follower in self._followers.values():
                 follower.stop()
             self._note_contacts()
@@ -240,9 +238,40 @@ class Supervisor:
         return 0.0 if follower is None else time.monotonic() - max(follower.heard_s, self._began_s)
 
     def _tell_all(self, order: wire.Message) -> None:
-        for node, follower in self._followers.items():
+        for node, follower in tuple(self._followers.items()):
             if node not in self._ended:
                 follower.tell(order)
+
+
+class _Voice:
+    """Says to all nodes what must not wait: the thread that follows may stand still, as before a terminal that takes nothing."""
+
+    def __init__(self, tell_all: Callable[[wire.Message], None]) -> None:
+        self._tell_all = tell_all
+        self._orders: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()
+
+    def begin(self, ping_s: float | None) -> None:
+        """Args:
+        ping_s: between two signs of life of the launcher; None: it is not the launcher that speaks.
+        """
+        threading.Thread(target=self._speak, args=(ping_s,), name="voice", daemon=True).start()
+
+    def say(self, order: wire.Message) -> None:
+        """May be called from a signal handler."""
+        self._orders.put(order)
+
+    def end(self) -> None:
+        self._orders.put(None)
+
+    def _speak(self, ping_s: float | None) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=ping_s)
+            except queue.Empty:
+                order = wire.Ping()
+            if order is None:
+                return
+            self._tell_all(order)
 
 
 class _Follower(threading.Thread):

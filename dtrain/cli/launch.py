@@ -14,7 +14,7 @@ from rich.text import Text
 from dtrain import api
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.launchers import node_commands
-from dtrain.plan import make_plan
+from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
 from dtrain.render.end import print_detached, print_end, print_survivors
 from dtrain.render.live import LiveView
@@ -86,12 +86,11 @@ def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detac
     """Start a job, show it until it ends, or with detach until all its workers run, and return its exit code."""
     store = Store.default()
     out = console.person()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell lets its background commands ignore it
-    signal.signal(signal.SIGTERM, _terminated)
+    signals = _Signals(view)
     with view:
-        job = api.launch(spec, store=store, progress=view, lease_s=lease_s, wait=wait)
+        job = api.launch(spec, store=store, progress=signals, lease_s=lease_s, wait=wait)
         supervisor = job.supervisor(view)
-        _stop_on_signals(supervisor, job.plan.grace_s, view)
+        signals.stop(supervisor, job.plan.grace_s)
         state = supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
     if state.stop_cause is not None and not state.state.is_final:
         for why in supervisor.unheard().values():
@@ -108,23 +107,60 @@ def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detac
     return state.exit_code or 0
 
 
-def _terminated(number: int, stack: FrameType | None) -> None:
-    raise SystemExit(STOPPED)
+class _Signals:
+    """Ctrl-C and TERM. They end a start at once, and a running job with grace; a second one does not wait for the grace, a third
+    one not for the nodes. Also Progress, to know the moment from which on workers run: one that comes then waits for the
+    supervisor, which alone can end them.
+    """
 
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+        self._is_starting = True
+        self._supervisor: Supervisor | None = None
+        self._grace_s = 0.0
+        self._asked: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM):  # also where a script's shell lets its background commands ignore them
+            signal.signal(number, self._take)
 
-def _stop_on_signals(supervisor: Supervisor, grace_s: float, view: LiveView) -> None:
-    """Ctrl-C or TERM: stop with grace. A second one does not wait for the grace, a third one not for the nodes."""
-    asked: list[int] = []
+    def stop(self, supervisor: Supervisor, grace_s: float) -> None:
+        """From now on they stop this job."""
+        self._supervisor, self._grace_s = supervisor, grace_s
+        for i in range(len(self._asked)):
+            self._pass_on(i)
 
-    def stop(number: int, stack: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            view.step(f"stopping (grace {grace_s:g} s; again to stop at once)")
-            supervisor.request_stop("ctrl-c" if number == signal.SIGINT else "stop", grace_s)
-        elif len(asked) == 2:
-            supervisor.request_stop("ctrl-c", 0.0)
+    def _take(self, number: int, stack: FrameType | None) -> None:
+        self._asked.append(number)
+        if self._supervisor is not None:
+            self._pass_on(len(self._asked) - 1)
+        elif self._is_starting or len(self._asked) > 1:
+            if number == signal.SIGTERM:
+                raise SystemExit(STOPPED)
+            raise KeyboardInterrupt
+
+    def _pass_on(self, i: int) -> None:
+        assert self._supervisor is not None
+        cause = "ctrl-c" if self._asked[i] == signal.SIGINT else "stop"
+        if i == 0:
+            self._view.step(f"stopping (grace {self._grace_s:g} s; again to stop at once)")
+            self._supervisor.request_stop(cause, self._grace_s)
+        elif i == 1:
+            self._supervisor.request_stop(cause, 0.0)
         else:
-            supervisor.abandon()
+            self._supervisor.abandon()
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    # ---- Progress ----
+
+    def step(self, text: str) -> None:
+        self._view.step(text)
+
+    def busy(self, text: str) -> None:
+        self._view.busy(text)
+
+    def planned(self, job: str, plan: LaunchPlan) -> None:
+        self._view.planned(job, plan)
+
+    def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
+        self._view.sending(node, sent_bytes, total_bytes)
+
+    def committing(self) -> None:
+        self._is_starting = False

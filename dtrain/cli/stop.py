@@ -50,7 +50,7 @@ def _meant(store: Store, job: str | None) -> JobRecord:
             raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
         return running
     record = api.find(store, job)[0]
-    return record if record.job.startswith(job) else api.the_running_one(store, record.name) or record
+    return api.the_running_one(store, job) or record if record.name == job != record.job else record
 
 
 def _stop(store: Store, record: JobRecord, grace_s: float, out: Console) -> int:

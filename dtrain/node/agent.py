@@ -71,6 +71,7 @@ class Agent:
         self._held_by: Optional[socket.socket] = None  # until Commit
         self._heard_of: set[int] = set()  # ranks
         self._ended: dict[int, int] = {}  # rank -> exit code
+        self._unwritten: list[wire.Message] = []  # events for which the disk has no room
         self._others_done: set[str] = set()  # on the first node: nodes whose workers have all ended
         self._cause = ""  # why the node is stopping; "" while it is not
         self._sweeping = False
@@ -107,8 +108,8 @@ class Agent:
             self._wait()
         self._end()
 
-    def _wait(self) -> None:
-        for key, _ in self._selector.select(self._wait_s()):
+    def _wait(self, timeout_s: Optional[float] = None) -> None:
+        for key, _ in self._selector.select(self._wait_s() if timeout_s is None else timeout_s):
             key.data(key.fileobj)
         self._check_time()
 
@@ -243,8 +244,11 @@ class Agent:
     # ---- what the agent does ----
 
     def _event(self, event: wire.Message) -> None:
+        self._unwritten.append(event)
         try:
-            self._folder.append_event(event)
+            while self._unwritten:
+                self._folder.append_event(self._unwritten[0])
+                del self._unwritten[0]
         except OSError:  # the folder was deleted or its disk is full: nobody can be told, so the job must not go on unseen
             if not self._cause:
                 self._cause = "folder-gone"
@@ -420,7 +424,7 @@ class Agent:
     def _end(self) -> None:
         if not self._tripwire.is_first:
             self._tripwire.leave()
-        survivors = procs.kill_all(self._launcher.exited, KILL_TIMEOUT_S)
+        survivors = procs.kill_all(self._launcher.exited, KILL_TIMEOUT_S, pause=self._wait)  # what hears nothing of us takes us for lost
         gpus.release(self._gpu_locks)  # before the end is told: whoever hears of it may launch the next job at once
         while self._drain():
             pass

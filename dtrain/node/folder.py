@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -126,10 +127,18 @@ class JobFolder:
         return False
 
     def append_event(self, event: wire.Message) -> None:
-        """Add a line; one write, so a reader sees whole lines or the start of one."""
-        fd = os.open(self.stream(wire.EVENTS), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        """Add a line; one write, so a reader sees whole lines or the start of one.
+
+        Raises:
+            OSError: the disk took none of it, or not all: what it took is a line of its own, which says nothing.
+        """
+        fd = os.open(self.stream(wire.EVENTS), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(fd, wire.to_json(event).encode() + b"\n")
+            size = os.fstat(fd).st_size
+            is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            line = (b"\n" if is_torn else b"") + wire.to_json(event).encode() + b"\n"
+            if os.write(fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(fd)
 

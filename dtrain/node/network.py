@@ -36,6 +36,8 @@ _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _HELLO_BYTES = _NONCE_BYTES + _MAC_BYTES
 
+_NOBODYS = "127.255.255.254"  # an address of this node that nobody uses
+
 _ANOTHER = "another machine answered"
 
 # Closing resets: no port is in TIME_WAIT after the proof, where it could not be kept again for a minute.
@@ -68,14 +70,22 @@ def reserve_port(ports: Ports) -> socket.socket:
 
 
 def _bind_everywhere(port: int, is_reuse: bool) -> socket.socket:
+    """With is_reuse also next to connections in TIME_WAIT, but not next to another reserve_port's socket.
+
+    That one is no less bound with SO_REUSEADDR, so it is looked for from an address where no connection has ever been.
+    """
     held, wildcard = _socket_of_both_families()
-    try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_reuse)
-        held.bind((wildcard, port))
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
-    except OSError:
-        held.close()
-        raise
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as witness:
+        try:
+            if is_reuse:
+                witness.bind((_NOBODYS, port))
+                witness.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_reuse)
+            held.bind((wildcard, port))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        except OSError:
+            held.close()
+            raise
     return held
 
 

@@ -46,6 +46,12 @@ class Process:
     pgid: int
     state: str  # R, S, D, Z, ...
     start_ticks: int
+    num_threads: int
+
+    @property
+    def is_dead(self) -> bool:
+        """A zombie. One with threads has only lost its first thread, and lives on in the others."""
+        return self.state in "ZX" and self.num_threads < 2
 
 
 def look(pid: int) -> Optional[Process]:
@@ -56,7 +62,7 @@ def look(pid: int) -> Optional[Process]:
     except OSError:  # ended meanwhile
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
-    return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[2]), fields[0].decode(), int(fields[19]), int(fields[17]))
 
 
 def is_ending(pid: int) -> bool:
@@ -80,7 +86,7 @@ def descendants(root: int) -> list[Process]:
     found, waiting = [], [root]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += [process for process in below if process.state not in "ZX"]
+        found += [process for process in below if not process.is_dead]
         waiting += [process.pid for process in below]
     return found
 
@@ -93,7 +99,7 @@ def with_variable(name: str, value: str) -> list[Process]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         process = look(int(entry))
-        if process is None or process.state in "ZX":
+        if process is None or process.is_dead:
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
@@ -161,11 +167,14 @@ def terminate(processes: list[Process]) -> None:
         _signal(os.killpg, pgid, signal.SIGTERM)
 
 
-def kill_all(on_exit: Callable[[int, int], None], timeout_s: float) -> list[Process]:
+def kill_all(on_exit: Callable[[int, int], None], timeout_s: float, pause: Callable[[float], None] = time.sleep) -> list[Process]:
     """KILL every descendant of this subreaper until the kernel says that there is none.
 
     A scan of /proc can miss a process that forks while it is read; only ECHILD ends the loop. Groups go first, since a
     signal to a group is atomic against a fork inside it.
+
+    Args:
+        pause: what to do between two rounds, for so many seconds.
 
     Returns:
         What is left after timeout_s: processes that KILL does not reach (uninterruptible, or another user's).
@@ -181,7 +190,7 @@ def kill_all(on_exit: Callable[[int, int], None], timeout_s: float) -> list[Proc
             return []
         if time.monotonic() > deadline:
             return left
-        time.sleep(0.002)
+        pause(0.002)
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import socket
 import threading
 import time
@@ -61,18 +60,14 @@ class _Session:
         self._held_port: Optional[socket.socket] = None
         self._listener: Optional[network.Listener] = None
         self._agent: Optional[socket.socket] = None
-        self._follower: Optional[Follower] = None
         self._put_failed: Optional[wire.Failed] = None
-        self._active_s = 0.0
         self._sending = threading.Lock()
         self._said_s = self._heard_s = time.monotonic()
-        self._is_alive = True
-        self._look_at_s = 0.0
 
     def serve(self) -> None:
         threading.Thread(target=self._stay_in_touch, daemon=True).start()
         while True:
-            ready, _, _ = select.select([self._orders], [], [], self._wait_s())
+            ready, _, _ = select.select([self._orders], [], [], wire.SAY_S)
             if ready:
                 received = wire.read_frame(lambda size: os.read(self._orders, size))
                 if received is None:
@@ -86,40 +81,43 @@ class _Session:
                     self._reply(wire.Failed("setup", str(error)))
             elif time.monotonic() > self._heard_s + wire.HEAR_S:
                 return
-            elif self._follower is not None:
-                self._send_streams(self._follower)
 
     def close(self) -> None:
         self._at_end.close()
 
     def _stay_in_touch(self) -> None:
-        """Also while an order takes its time, such as hashing what a job has left."""
+        """Also while an order takes its time, such as hashing what a job has left, and while nobody takes what is sent."""
         while True:
-            time.sleep(max(0.1, self._said_s + wire.SAY_S - time.monotonic()))
-            if time.monotonic() >= self._said_s + wire.SAY_S:
+            time.sleep(max(0.1, min(self._said_s + wire.SAY_S - time.monotonic(), wire.SAY_S)))
+            now_s = time.monotonic()
+            if now_s > max(self._said_s, self._heard_s) + wire.HEAR_S:
+                os._exit(0)  # as behind a cut; the main thread may be in the midst of a sentence
+            if now_s >= self._said_s + wire.SAY_S and self._sending.acquire(blocking=False):
                 try:
-                    self._reply(wire.StillHere())
+                    self._write(wire.frame(wire.StillHere()))
                 except OSError:  # the connection is gone; the main thread ends with its orders
                     return
-
-    def _wait_s(self) -> float:
-        if self._follower is None:
-            return wire.SAY_S
-        return _BUSY_POLL_S if time.monotonic() < self._active_s + _IDLE_AFTER_S else _IDLE_POLL_S
+                finally:
+                    self._sending.release()
 
     def _send_streams(self, follower: Follower) -> None:
-        now_s = time.monotonic()
-        alive = self._is_alive
-        if now_s >= self._look_at_s:
-            alive = self._folder.is_alive()
-            self._look_at_s = now_s + _LOOK_S
-            if not alive and self._is_alive:
-                remains.settle_job(self._folder)
-        if follower.send_new():
-            self._active_s = now_s
-        elif self._is_alive and not alive:
-            self._is_alive = False  # said once; what it wrote before it ended was sent by now
-            self._reply(wire.CaughtUp(alive=False, known=True))
+        """In a thread of its own: the other side may take nothing for a while, and still has something to say."""
+        active_s, look_at_s, alive, said_end = time.monotonic(), 0.0, True, False
+        with contextlib.suppress(OSError):  # the connection is gone; the main thread ends with its orders
+            while True:
+                now_s = time.monotonic()
+                if now_s >= look_at_s and not said_end:
+                    alive = self._folder.is_alive()
+                    look_at_s = now_s + _LOOK_S
+                    if not alive:
+                        remains.settle_job(self._folder)
+                if follower.send_new():
+                    active_s = now_s
+                    continue
+                if not alive and not said_end:
+                    said_end = True  # what it wrote before it ended was sent by now
+                    self._reply(wire.CaughtUp(alive=False, known=True))
+                time.sleep(_BUSY_POLL_S if now_s < active_s + _IDLE_AFTER_S else _IDLE_POLL_S)
 
     def _carry_out(self, order: wire.Message, payload: bytes) -> None:
         if isinstance(order, wire.Open):
@@ -227,8 +225,7 @@ class _Session:
         alive = known and self._folder.is_alive()  # before reading: what an ended job wrote is complete
         follower = Follower(self._folder, order.offsets, self._send)
         if not order.once:
-            self._active_s = time.monotonic()
-            self._follower = follower
+            threading.Thread(target=self._send_streams, args=(follower,), daemon=True).start()
             return
         while known and follower.send_new():
             pass
@@ -243,12 +240,13 @@ class _Session:
         self._send(message, b"")
 
     def _send(self, message: wire.Message, payload: bytes) -> None:
-        data = memoryview(wire.frame(message, payload))
         with self._sending:
-            signal.alarm(wire.HEAR_S)  # ends this process where nobody takes what it says, as behind a cut
-            while data:
-                data = data[os.write(self._replies, data) :]
-            signal.alarm(0)
+            self._write(wire.frame(message, payload))
+
+    def _write(self, frame: bytes) -> None:
+        data = memoryview(frame)
+        while data:
+            data = data[os.write(self._replies, data) :]
             self._said_s = time.monotonic()
 
 

@@ -134,6 +134,7 @@ class Tripwire:
         self._lines: dict[str, _Line] = {}  # by node
         self._guests: dict[_Line, float] = {}  # until when; oldest first
         self._beat_at_s = float("inf")
+        self._checked_s = time.monotonic()
         self._is_first = watch is not None and watch.node == watch.first
         self._expected: set[str] = set(watch.nodes) - {watch.first} if watch is not None and self._is_first else set()
         self._on_clock = on_clock
@@ -212,6 +213,11 @@ class Tripwire:
     def check(self) -> None:
         """Say that this node is there, and see whether the others are."""
         now_s = time.monotonic()
+        slept_s = now_s - self._checked_s
+        self._checked_s = now_s
+        if slept_s > 2 * BEAT_S:  # this process was stopped: who said nothing meanwhile, is for the others to judge
+            for line in self._lines.values():
+                line.heard_s += slept_s
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + BEAT_S
             self.tell(wire.Beat(time.time(), 0.0, self._launcher_silent_s()))
@@ -225,6 +231,9 @@ class Tripwire:
         """This node is over."""
         self.tell(wire.Bye())
         for line in list(self._lines.values()):
+            with contextlib.suppress(OSError):  # unread data would make the kernel break the connection, and eat the Bye
+                while line.connection.recv(_MOST_BYTES):
+                    pass
             self._drop(line)
 
     # ---- connections ----
@@ -307,12 +316,20 @@ class Tripwire:
         try:
             line.say(message)
         except OSError as error:
+            while self._is_open(line) and self._has_more(line):  # it may have said why before it went
+                self._hear(line)
             self._lose(line, _why(error))
+
+    def _has_more(self, line: _Line) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(line.connection.recv(1, socket.MSG_PEEK))
+        return False
 
     def _lose(self, line: _Line, how: str) -> None:
         silent_s = time.monotonic() - line.heard_s
+        was_open = self._is_open(line)
         self._drop(line)
-        if line.node:
+        if line.node and was_open:
             self._on_lost(line.node, how, silent_s)
 
     def _is_open(self, line: _Line) -> bool:

@@ -67,10 +67,13 @@ def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -
         result = workspace.wait(launch, timeout_s=60)
         assert result.code == 69, result.err
         workspace.until(lambda: " guard " not in str(lan.nodes[1].processes()), "the silent node to stop", timeout_s=20)
-    status = workspace.status("stays")
-    assert status["state"] == "LOST"
-    assert [node["state"] for node in status["nodes"]] == ["STOPPED", "LOST", "STOPPED"]
-    assert (status["first_failure"]["node"], status["first_failure"]["reason"]) == ("n2", "node-lost")
+        status = workspace.status()
+        assert status["state"] == "LOST"
+        assert [node["state"] for node in status["nodes"]] == ["STOPPED", "LOST", "STOPPED"]
+        assert (status["first_failure"]["node"], status["first_failure"]["reason"]) == ("n2", "node-lost")
+    status = workspace.status("stays")  # it is there again, and has a last word to say
+    assert [node["state"] for node in status["nodes"]] == ["STOPPED"] * 3
+    assert (status["state"], status["exit_code"], status["first_failure"]["reason"]) == ("FAILED", 69, "node-lost")
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -406,3 +406,16 @@ def test_a_start_that_was_killed_is_over_and_gives_its_name_back(workspace: Work
     states = [each["state"] for each in json.loads(workspace.dtrain("status", "--json").out)["jobs"]]
     assert states == ["SUCCEEDED", "FAILED"]
     assert not list(workspace.nodes.glob("blobs/incoming-*"))
+
+
+def test_a_terminal_that_takes_nothing_holds_up_neither_ctrl_c_nor_the_lease(workspace: Workspace) -> None:
+    """As after Ctrl-S, or before `less`."""
+    workspace.write("flood.py", "import time\nwhile True:\n    print('x' * 1000, flush=True)\n    time.sleep(0.001)\n")
+    launch = workspace.start("launch", "--lease", "3", workspace.job("script: flood.py\nlauncher: none\ngrace: 1\n"))
+    workspace.until(lambda: any("flood.py" in command for command in workspace.leftovers().values()), "the workers")
+    time.sleep(8)  # nobody reads, so the pipe is full by now, and the lease would be over twice
+    assert any("flood.py" in command for command in workspace.leftovers().values())
+    launch.send_signal(signal.SIGINT)
+    workspace.until(lambda: not any("flood.py" in command for command in workspace.leftovers().values()), "the workers to stop")
+    result = workspace.wait(launch)
+    assert result.code == 130, result.err[-2000:]

@@ -125,6 +125,8 @@ def test_a_port_of_a_job_that_has_just_ended_is_kept_again() -> None:
         client.close()
     with reserve_port(window) as held, _bind_as_torch_does(window.first):
         assert _port(held) == window.first
+    with reserve_port(window), pytest.raises(OSError, match="Address already in use"):
+        reserve_port(window)  # another start on the same machine
 
 
 # ---- the proof ----

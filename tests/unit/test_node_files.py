@@ -72,6 +72,18 @@ def test_a_message_survives_its_way() -> None:
         wire.from_json('{"type": "Nothing"}')
 
 
+def test_an_event_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
+    """As on a disk that was full for a moment."""
+    folder = JobFolder(str(tmp_path))
+    first, second = wire.NodeStopping(1.0, "stop"), wire.PeerLost(2.0, "n2", "its connection ended", 0.5)
+    folder.append_event(first)
+    with open(folder.stream(wire.EVENTS), "a") as file:
+        file.write(wire.to_json(second)[:20])
+    folder.append_event(second)
+    lines = (tmp_path / wire.EVENTS).read_text().splitlines()
+    assert [wire.from_json(lines[0]), wire.from_json(lines[2])] == [first, second] and len(lines) == 3
+
+
 def test_a_tree_is_laid_out_as_it_was(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)

@@ -32,7 +32,9 @@ def test_a_job_is_found_by_id_prefix_and_name(tmp_path: Path) -> None:
     assert store.find(None).job == "bb33"
     assert store.find("aa2").job == "aa22"
     assert store.find("train").job == "aa22"  # the newest of that name
-    assert store.find("aa").job == "bb33"  # a name, where the prefix fits several
+    assert store.find("aa").job == "bb33"  # a name comes before the start of an id
+    _add(store, tmp_path, "cc44", "bb")
+    assert store.find("bb").job == "cc44"
     with pytest.raises(NoSuchJob, match="start of several jobs"):
         store.find("a")
     with pytest.raises(NoSuchJob):

@@ -136,18 +136,41 @@ def test_a_node_that_says_goodbye_is_not_lost_and_one_that_does_not_is(job: Job)
 def test_silence_is_noticed_on_both_sides(job: Job, clock: list[float]) -> None:
     second = Node("n2")
     job.join(second)
-    clock[0] += SILENT_S - 1
-    second.turn()  # says a beat, which is read and answered
-    job.settle()
-    clock[0] += SILENT_S - 1
-    assert second.tripwire.wait_s() == 0.0
-    job.settle()
+    for _ in range(10):
+        clock[0] += BEAT_S + 0.1
+        assert second.tripwire.wait_s() == 0.0
+        job.settle()  # beats are said, read and answered
     assert job.first.lost == second.lost == []
-    clock[0] += SILENT_S + 1
-    job.first.tripwire.check()
+    for _ in range(5):
+        clock[0] += BEAT_S + 0.1
+        job.first.tripwire.check()  # and nothing is read
+        second.tripwire.check()
     assert job.first.lost == [("n2", "said nothing for 15 s")]
-    second.tripwire.check()
     assert [node for node, _ in second.lost] == ["n1"]
+
+
+def test_who_was_stopped_itself_blames_nobody(job: Job, clock: list[float]) -> None:
+    """Like a laptop that was asleep: the others may have lost it, and say so."""
+    second = Node("n2")
+    job.join(second)
+    clock[0] += SILENT_S + 10
+    second.tripwire.tell(wire.Stop("failure", 1.0))
+    job.first.tripwire.check()
+    assert job.first.lost == []
+    job.settle()
+    assert job.first.lost == [] and ("n2", wire.Stop("failure", 1.0)) in job.first.said
+
+
+def test_the_last_words_of_a_node_are_heard_although_it_is_gone(job: Job) -> None:
+    """The first node says something to it before it reads, which the kernel answers with a reset."""
+    second = Node("n2")
+    job.join(second)
+    second.tripwire.tell(wire.Stop("failure", 1.0))
+    second.tripwire.leave()
+    for _ in range(3):
+        job.first.tripwire.tell(wire.Finish())
+    job.settle()
+    assert job.first.said == [("n2", wire.Stop("failure", 1.0)), ("n2", wire.Bye())] and job.first.lost == []
 
 
 def test_beats_carry_the_clock_and_the_launchers_silence(job: Job, clock: list[float]) -> None:
