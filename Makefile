@@ -66,5 +66,5 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/idle.py
 
 clean: ## Remove what make made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

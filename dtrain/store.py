@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/dtrain/store.db            jobs, events, metrics
     $XDG_STATE_HOME/dtrain/jobs/JOB/plan.json  what was launched, without secrets
+                                   /job.yaml   the job with its cluster, to launch it again
                                    /NODE/logs/rank0.log ...  copies of the nodes' streams, byte for byte
 
 An event is kept with its byte offset in the node's stream, so taking the same bytes twice changes nothing.
@@ -114,14 +115,18 @@ class Store:
         outputs: str,
         git_commit: str | None,
         workdir_hash: str | None,
+        files: Mapping[str, str | None] | None = None,
     ) -> None:
+        """Take a new job up. `files` are texts for its folder, by name; None: there is no such file."""
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
         where = (str(workdir), outputs, git_commit, workdir_hash)
         row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
             folder.mkdir(mode=0o700, parents=True)
-            (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
+            for name, text in (files or {}).items():
+                if text is not None:
+                    _write_own(folder / name, text)
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
 
@@ -267,6 +272,12 @@ _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"
 _ADD_OWN_EVENT = """INSERT INTO events SELECT ?, ?, behind, behind + ?, ?
 FROM (SELECT coalesce(max(next_offset), 0) AS behind FROM events WHERE job = ? AND node = ?)"""
 _ADD_METRIC = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?)"
+
+
+def _write_own(path: Path, text: str) -> None:
+    """For its owner's eyes: a job's variables and arguments may be nobody else's business."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def this_user() -> str:

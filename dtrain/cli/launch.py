@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from dtrain import api
 from dtrain.errors import CTRL_C, STOPPED
-from dtrain.launchers import node_commands
+from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import make_plan
 from dtrain.render import console
 from dtrain.render.end import print_detached, print_end, print_survivors
@@ -75,7 +73,7 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     plan = make_plan(spec, lease_s=lease_s)
     commands = node_commands(spec, plan, "<job>")
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "plan": asdict(plan), "commands": [asdict(each) for each in commands]}, indent=1))
+        click.echo(plan_json(spec, plan, commands))
         return
     out = console.result()
     print_plan(out, plan, None)
