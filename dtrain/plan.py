@@ -74,6 +74,8 @@ class LaunchPlan:
     grace_s: float
     lease_s: float | None
     pipeline: PipelinePlan | None = None  # of a built-in trainer
+    predicted_bubble: float | None = None  # of the pipeline, 0..1
+    epochs: int | None = None  # of a built-in trainer; None where it is told for how many iterations
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -146,7 +148,9 @@ def make_plan(
         master_port=rendezvous.port if rendezvous else None,
         run=describe_run(spec.run),
         pipeline=pipeline,
+        predicted_bubble=pipeline.bubble if pipeline else None,
         batch=batch,
+        epochs=spec.run.epochs if isinstance(spec.run, TrainerConfig) else None,
         total_iterations=_total_iterations(spec, batch),
         grace_s=spec.grace,
         lease_s=lease_s,
@@ -168,11 +172,21 @@ def describe_run(run: Run) -> str:
         case Module(name, args):
             return shlex.join(("-m", name, *args))
         case Command(argv):
-            return shlex.join(argv)
+            text = bash_text(argv)
+            return shlex.join(argv) if text is None else " ".join((*text[0].split(), *map(shlex.quote, text[1])))
         case TrainerConfig():
             return f"trainer {run.model} on {run.data}"
         case AllreduceConfig():
             return "allreduce benchmark"
+
+
+def bash_text(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """What the user wrote, where a command was given as text: the text, and the arguments that it gets as "$@"."""
+    match tuple(argv):
+        case ("bash", "-c", text, "bash", *arguments) if text.strip():
+            return text, tuple(arguments)
+        case _:
+            return None
 
 
 def _address_of(instance: Instance) -> str:

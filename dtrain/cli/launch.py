@@ -14,9 +14,10 @@ from dtrain.errors import CTRL_C, STOPPED
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import make_plan
 from dtrain.render import console
+from dtrain.render.commands import print_commands
 from dtrain.render.end import print_detached, print_end, print_survivors
 from dtrain.render.live import LiveView
-from dtrain.render.plan import print_commands, print_plan
+from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, load_job
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
@@ -77,7 +78,7 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
         return
     out = console.result()
     print_plan(out, plan, None)
-    print_commands(out, commands, spec.secrets)
+    print_commands(out, commands)
 
 
 def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False) -> int:

@@ -17,7 +17,7 @@ from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
 from dtrain.render.end import describe
 from dtrain.render.live import progress_line
-from dtrain.render.plan import ranges
+from dtrain.render.ranges import ranges
 from dtrain.store import JobRecord
 
 _METRICS = ("iteration", "iterations", "epoch", "loss", "samples_per_s", "evaluation")

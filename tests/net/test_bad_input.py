@@ -101,7 +101,7 @@ def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", job, "--dry-run", env={"TOKEN": "s3cr3t"})
     assert result.code == 0, result.err
     assert "cluster size 4 = 2 instances x 2 GPUs per instance" in result.out
-    assert "--node-rank=1" in result.out and "train.py --lr 1e-4" in result.out and "TOKEN=<secret>" in result.out
+    assert "--node-rank=1" in result.out and "train.py --lr 1e-4" in result.out and "TOKEN=***" in result.out
     assert "s3cr3t" not in result.out + result.err
     assert max(map(len, result.out.splitlines()[:6])) <= 80
     plan = json.loads(workspace.dtrain("launch", job, "--dry-run", "--json", env={"TOKEN": "x"}).out)
