@@ -33,9 +33,10 @@ class Machine:
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
     num_gpus = draw(st.integers(0, 16))
-    counts = st.integers(1, num_gpus or 16)
-    lists = st.lists(st.integers(0, num_gpus - 1), min_size=1, unique=True) if num_gpus else counts
-    wanted: int | list[int] | str = draw(st.one_of(st.just("auto"), counts, lists))
+    options: list[st.SearchStrategy[int | list[int] | str]] = [st.just("auto"), st.integers(1, num_gpus or 16)]
+    if num_gpus:
+        options.append(st.lists(st.integers(0, num_gpus - 1), min_size=1, unique=True))
+    wanted = draw(st.one_of(options))
     return Machine(num_gpus, wanted)
 
 
