@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design bench clean
+.PHONY: help setup system-packages run test check format lint type layers unit net design bench docs clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/idle.py
+
+docs: $(INSTALLED) ## Write docs/job-file.md from what dtrain says of each key
+	$(BIN)/python tools/job_file_docs.py > docs/job-file.md
 
 clean: ## Remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

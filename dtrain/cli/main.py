@@ -23,6 +23,7 @@ _COMMANDS = {
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),
     "stop": ("dtrain.cli.stop", "End a job on all its nodes."),
     "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),
+    "schema": ("dtrain.cli.schema", "Print the JSON Schema of job and cluster files."),
     "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
 }
 _CONTEXT = {"help_option_names": ["-h", "--help"]}

@@ -8,7 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
 
 from dtrain.spec.hosts import MAX_HOSTS, expand
 from dtrain.spec.mistake import Mistake, Place, named, typed
@@ -63,11 +65,20 @@ class SshFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
-    proxy_jump: str | None = None
-    host_keys: HostKeys | None = None
+    user: Annotated[str | None, Field(description="Who logs in. Without it, ~/.ssh/config's or your own name.")] = None
+    port: Annotated[int | None, Field(description="Where sshd listens. Without it, ~/.ssh/config's or 22.")] = None
+    identity_file: Annotated[
+        str | None, Field(description="The private key, a path relative to this file. Without it, the keys that ssh would try.")
+    ] = None
+    proxy_jump: Annotated[
+        str | None, Field(description="A bastion to go through: host or user@host:port. Its user and port are its own.")
+    ] = None
+    host_keys: Annotated[
+        HostKeys | None,
+        Field(
+            description="strict: a host must be known. accept-new: the key of a new host is kept. A key that has changed is always refused."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +87,18 @@ class InstanceFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    host: str
-    gpus: int | list[int] | Literal["auto"] | None = None
-    address: str | None = None
-    python: str | None = None
-    ssh: SshFile | None = None
+    host: Annotated[
+        str, Field(description="A host name, an address, a Host alias of ~/.ssh/config, or a range of them such as trn[01-16].lab.")
+    ]
+    gpus: Annotated[
+        int | list[int] | Literal["auto"] | None,
+        Field(description="How many GPUs, which (a list of indices), or auto, on this instance. Without it, gpus_per_instance."),
+    ] = None
+    address: Annotated[
+        str | None, Field(description="The IP address at which the other nodes reach it. Without it, the nodes find out.")
+    ] = None
+    python: Annotated[str | None, Field(description="The interpreter on this instance. Without it, the cluster's.")] = None
+    ssh: Annotated[SshFile | None, Field(description="How to reach this instance, where that is otherwise than for the others.")] = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +107,33 @@ class ClusterFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    instances: int | list[str | InstanceFile]
-    gpus_per_instance: int | list[int] | Literal["auto"] = "auto"
-    device: Device = "auto"
-    python: str | None = None
-    dir: str = "auto"
-    network: str = "auto"
-    ports: str = "auto"
-    ssh: SshFile | None = None
+    instances: Annotated[
+        int | list[str | InstanceFile],
+        Field(description="The machines: hosts, ranges of them, or mappings with host. A number: that many, played by this machine."),
+    ]
+    gpus_per_instance: Annotated[
+        int | list[int] | Literal["auto"],
+        Field(description="A number (the lowest free ones), a list of indices, or auto: all, and 2 CPU workers where there is none."),
+    ] = "auto"
+    device: Annotated[Device, Field(description="auto: GPUs where there are any. cpu: a GPU is one CPU worker.")] = "auto"
+    python: Annotated[
+        str | None,
+        Field(description="The interpreter that has torch: a path, or a name on the nodes' PATH. Default: python3; here dtrain's own."),
+    ] = None
+    dir: Annotated[
+        str, Field(description="All of dtrain on a node lies under it: an absolute path, local to the node. auto: /var/tmp/dtrain-UID.")
+    ] = "auto"
+    network: Annotated[
+        str,
+        Field(
+            description="Where the nodes meet: a network such as 10.0.0.0/8, or an interface that all have. auto: what is proved to work."
+        ),
+    ] = "auto"
+    ports: Annotated[
+        str,
+        Field(description="Ports for the rendezvous, such as 29500-29599, where a firewall leaves a window. auto: any free one."),
+    ] = "auto"
+    ssh: Annotated[SshFile | None, Field(description="How to reach the instances. What is absent is what ssh would do by itself.")] = None
 
 
 def this_machine() -> ClusterSpec:

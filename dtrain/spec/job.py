@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
@@ -68,20 +70,44 @@ class JobFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    name: str | None = None
-    cluster: str | ClusterFile | None = None
-    launcher: Launcher = "torchrun"
-    workdir: str = "."
-    sync: bool = True
-    outputs: str = "out"
-    env: dict[str, str | None] | None = None
-    secrets: list[str] | None = None
-    script: str | None = None
-    module: str | None = None
-    command: str | list[str] | None = None
-    trainer: TrainerConfig | None = None
-    args: str | list[str] | None = None
-    grace: float = 30.0
+    name: Annotated[
+        str | None, Field(description="What the job is called in status, logs and its outputs. Default: the name of this file's folder.")
+    ] = None
+    cluster: Annotated[
+        str | ClusterFile | None,
+        Field(description="Where to run: a cluster file, as a path relative to this file, or its keys. Absent: this machine."),
+    ] = None
+    launcher: Annotated[
+        Launcher, Field(description="What starts the workers. none: the command runs once on each node and starts its own.")
+    ] = "torchrun"
+    workdir: Annotated[
+        str, Field(description="The folder that goes to every node, relative to this file, without what .gitignore and .dtrainignore name.")
+    ] = "."
+    sync: Annotated[
+        bool, Field(description="false: workdir is an absolute path that every node has, as on a shared file system, and nothing is sent.")
+    ] = True
+    outputs: Annotated[
+        str, Field(description="A folder in workdir that persists on the nodes per job name. Workers find it in $DTRAIN_OUTPUT_DIR.")
+    ] = "out"
+    env: Annotated[
+        dict[str, str | None] | None,
+        Field(description="Variables of the workers, as text exactly as it is typed. Empty: taken from your environment."),
+    ] = None
+    secrets: Annotated[
+        list[str] | None,
+        Field(description="Names of variables that are taken from your environment and stand in no argv, plan, store or log."),
+    ] = None
+    script: Annotated[str | None, Field(description="A Python file in workdir, which every worker runs.")] = None
+    module: Annotated[str | None, Field(description="A Python module, which every worker runs as python -m does.")] = None
+    command: Annotated[
+        str | list[str] | None, Field(description="What every worker runs: a list is the argv itself, a text is a line for bash.")
+    ] = None
+    trainer: Annotated[TrainerConfig | None, Field(description="A built-in trainer in place of a script.")] = None
+    args: Annotated[
+        str | list[str] | None,
+        Field(description="Arguments of the script, module or command: a list, or a text, split as a shell would, nothing expanded."),
+    ] = None
+    grace: Annotated[float, Field(description="Seconds between TERM and KILL when the job is ended.")] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
