@@ -18,6 +18,7 @@ from dtrain.errors import CTRL_C, STOPPED, DtrainError
 
 # name: (module, what `dtrain --help` says of it)
 _COMMANDS = {
+    "init": ("dtrain.cli.init", "Write a job file to begin with."),
     "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
     "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),

@@ -110,7 +110,7 @@ def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
 
 
 def test_every_command_shows_an_example(workspace: Workspace) -> None:
-    for command in ("", "launch", "status", "logs", "stop", "fetch", "benchmark-allreduce"):
+    for command in ("", "launch", "status", "logs", "stop", "fetch", "benchmark-allreduce", "init", "schema"):
         result = workspace.dtrain(*command.split(), "-h")
         assert result.code == 0
         assert f"Example: dtrain {command}".rstrip() in result.out
