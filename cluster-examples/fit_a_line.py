@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=100)
-parser.add_argument("--learning-rate", type=float, default=0.1)
+parser.add_argument("--learning-rate", type=float, default=0.2)
 options = parser.parse_args()
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -22,7 +22,7 @@ x = torch.rand(256, 1, device=device) * 2 - 1
 y = 3 * x + 2 + 0.01 * torch.randn(256, 1, device=device)
 
 model = DistributedDataParallel(torch.nn.Linear(1, 1).to(device))
-optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
 for _ in range(options.iterations):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()

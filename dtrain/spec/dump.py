@@ -37,9 +37,18 @@ def job_file(spec: JobSpec) -> dict[str, Any] | None:
 def job_yaml(spec: JobSpec) -> str | None:
     """The same as text."""
     file = job_file(spec)
-    return (
-        None if file is None else yaml.safe_dump(file, sort_keys=False, allow_unicode=True, width=2**31 - 1)
-    )  # a folded text is hard to read
+    return None if file is None else yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML by itself writes some line breaks of Unicode in a style that loses them."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
 
 
 def _run(run: Run) -> dict[str, Any] | None:

@@ -56,7 +56,7 @@ def test_the_digits_are_learned_by_replicas_of_a_pipeline(workspace: Workspace) 
 
 def test_a_script_of_ones_own_fits_one_line_on_all_workers(workspace: Workspace) -> None:
     copy_examples(workspace)
-    command = ("launch", "cluster-examples/script.yaml", "--cluster", "cluster-examples/local.yaml", "--", "--learning-rate", "0.2")
+    command = ("launch", "cluster-examples/script.yaml", "--cluster", "cluster-examples/local.yaml", "--", "--learning-rate", "0.3")
     result = workspace.dtrain(*command)
     assert result.code == 0, result.err
     for rank in range(4):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dtrain.bench.config import AllreduceConfig
@@ -105,7 +105,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 NAMES = st.from_regex(r"X[A-Z0-9_]{0,8}", fullmatch=True)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@example(env={"X": "\x85", "Y": "\u2028 \u2029\ufeff", "Z": " \r\n\t"}, args=["", " ", "\x1b", "~", "<<", "=", "!x", "- a"], grace=1e-5)
 @given(env=st.dictionaries(NAMES, TEXT, max_size=4), args=st.lists(TEXT, max_size=4), grace=st.floats(0, 86400))
 def test_no_text_is_changed(env: dict[str, str], args: list[str], grace: float, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("command: [run]")

@@ -58,7 +58,7 @@ def plan_of(spec: JobSpec, cluster: list[Machine]) -> LaunchPlan:
     return make_plan(spec, found, Rendezvous({name: Address("eth0", f"10.0.0.{i}", 24, 0) for i, name in enumerate(names)}, 29500))
 
 
-_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+_SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 
 @_SETTINGS
