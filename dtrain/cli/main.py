@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
 
 
 def _say(error: DtrainError) -> None:
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     click.echo(click.style("error: ", fg="red", bold=True) + error.message if colour else f"error: {error.message}", err=True)
     if error.hint is not None:
         click.echo(f"hint: {error.hint}", err=True)
