@@ -22,7 +22,7 @@ from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
-from dtrain.spec.dump import job_yaml
+from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
 from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
 
@@ -91,7 +91,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             outputs=spec.outputs,
             git_commit=git_commit(spec.workdir),
             workdir_hash=tree_hash(entries) if spec.sync else None,
-            files={"plan.json": plan_json(spec, plan, in_order), "job.yaml": job_yaml(spec)},
+            files={"plan.json": plan_json(spec, plan, in_order), **({"job.yaml": dump_job(spec)} if job_file(spec) else {})},
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}

@@ -115,9 +115,9 @@ class Store:
         outputs: str,
         git_commit: str | None,
         workdir_hash: str | None,
-        files: Mapping[str, str | None] | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        """Take a new job up. `files` are texts for its folder, by name; None: there is no such file."""
+        """Take a new job up. `files` are texts for its folder, by name."""
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
         where = (str(workdir), outputs, git_commit, workdir_hash)
@@ -125,8 +125,7 @@ class Store:
         with self._writing():
             folder.mkdir(mode=0o700, parents=True)
             for name, text in (files or {}).items():
-                if text is not None:
-                    _write_own(folder / name, text)
+                _write_own(folder / name, text)
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
 

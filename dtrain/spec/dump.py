@@ -34,10 +34,12 @@ def job_file(spec: JobSpec) -> dict[str, Any] | None:
     }
 
 
-def job_yaml(spec: JobSpec) -> str | None:
-    """The same as text."""
+def dump_job(spec: JobSpec) -> str:
+    """The same as text. Raises TypeError for a benchmark."""
     file = job_file(spec)
-    return None if file is None else yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1)
+    if file is None:
+        raise TypeError("a benchmark is no job file's")
+    return str(yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1))
 
 
 class _Dumper(yaml.SafeDumper):
