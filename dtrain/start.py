@@ -89,6 +89,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             outputs=spec.outputs,
             git_commit=git_commit(spec.workdir),
             workdir_hash=tree_hash(entries) if spec.sync else None,
+            overrides=spec.overrides,
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}

@@ -3,6 +3,7 @@
 from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions, this_machine
 from dtrain.spec.job import Command, JobSpec, Module, Run, Script
 from dtrain.spec.load import benchmark_job, is_cluster_file, load_cluster, load_job
+from dtrain.spec.override import Overrides
 
 __all__ = [
     "ClusterSpec",
@@ -10,6 +11,7 @@ __all__ = [
     "Instance",
     "JobSpec",
     "Module",
+    "Overrides",
     "Run",
     "Script",
     "SshOptions",

@@ -33,6 +33,15 @@ def typed(text: str) -> str:
     return repr(text if len(text) <= _MAX_TYPED else text[:_MAX_TYPED] + "...")
 
 
+def is_text(text: str) -> bool:
+    """Whether an argument or variable can carry it: not with a NUL, nor with bytes that the terminal gave but UTF-8 has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """`did you mean 'address'?`, or None where no word is near."""
     by_lower_case = {known.lower(): known for known in words}

@@ -16,7 +16,7 @@ _FILE_KEYS: dict[str, Any] = {"extra": "forbid", "alias_generator": lambda name:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Exactly one of global_ and per_replica is given; global = replicas x per_replica, always."""
+    """global = replicas x per_replica, always: one of them is enough, and who gives both is told where they contradict."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 

@@ -178,7 +178,7 @@ def test_the_batch_is_shared_out_over_the_replicas(tmp_path: Path) -> None:
 
 def test_a_batch_that_leaves_a_remainder_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     trainer = "trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 3\n  batch: {global: 250}\n"
-    with pytest.raises(SpecError, match=r"job\.yaml:5:3: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
+    with pytest.raises(SpecError, match=r"job\.yaml:5:11: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
         make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.errors import SpecError
-from dtrain.spec import ClusterSpec, JobSpec, load_cluster, load_job
+from dtrain.spec import ClusterSpec, JobSpec, Overrides, load_cluster, load_job
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ instances:
 gpus_per_instance: 8
 network: 10.0.0.0/8
 ports: 29500-29599
-ssh: {user: ubuntu, port: 22, identity_file: ~/.ssh/id_ed25519, host_keys: strict}
+ssh: {user: ubuntu, port: 22, proxy_jump: gate, host_keys: strict}
 """
 PIECES = [
     "[",
@@ -211,7 +211,7 @@ def test_the_files_that_are_mutated_are_right_themselves() -> None:
     Path("job.yaml").write_text(JOB)
     Path("lab.yaml").write_text(CLUSTER)
     environ = {"HF_HOME": "/data", "WANDB_API_KEY": "x"}
-    spec = load_job(Path("job.yaml"), cluster=Path("lab.yaml"), environ=environ)
+    spec = load_job(Path("job.yaml"), Overrides(cluster=Path("lab.yaml")), environ=environ)
     assert len(spec.cluster.instances) == 17
 
 
