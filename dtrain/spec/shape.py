@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dtrain.spec.document import Document, Value
-from dtrain.spec.mistake import Mistake, Place, named, nearest, typed
-from dtrain.spec.words import meant, not_yet
+from dtrain.spec.mistake import Mistake, Place, named, typed
+from dtrain.spec.words import meant, not_yet, synonym
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -29,6 +29,7 @@ _WANTED = {
     "model_type": "a mapping",
     "dataclass_type": "a mapping",
 }
+_MOST_GUESSES = 100  # at what was meant by an unknown key; of so many none is read anyway
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -136,7 +137,7 @@ def _mistakes(
     wanted: dict[Place, list[str]] = {}
     for at, error in errors:
         if error["type"] in _UNKNOWN:
-            mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}))
+            mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}, guess=len(mistakes) < _MOST_GUESSES))
         elif error["type"] == "missing":
             owner = f"{named(at)} " if at else ""
             mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it"))
@@ -153,21 +154,24 @@ def _mistakes(
     return mistakes
 
 
-def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str]) -> Mistake:
+def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str], *, guess: bool) -> Mistake:
     known = keys_at(shape, at[:-1])
     key = str(at[-1])
     if instead := not_yet(at):
         return Mistake(at, f"{key} is not supported yet", instead)
-    hint = elsewhere.get(key) or meant(key, known) or _home(shape, key) or nearest(key, known)
+    hint = (elsewhere.get(key) or _likely(shape, key, known)) if guess else None
     return Mistake(at, f"unknown key {typed(key)}", hint or f"known here: {', '.join(known)}")
 
 
-def _home(shape: TypeAdapter[Any], key: str) -> str | None:
-    """For a key that stands at the wrong level of its file."""
-    at = _homes(shape).get(key)
-    if at is None:
-        return None
-    return f"it is a key of `{named(at)}`: write it there, further in" if at else "it stands at the top level: write it without indentation"
+def _likely(shape: TypeAdapter[Any], key: str, known: Sequence[str]) -> str | None:
+    """For a key that is misspelt, or stands at the wrong level of its file, or both."""
+    homes = _homes(shape)
+    found = synonym(key, known) or (key if key in homes else meant(key, (*known, *homes)))
+    if found is None or found in known:
+        return None if found is None else f"did you mean '{found}'?"
+    at = homes[found]
+    home = f"it is a key of `{named(at)}`: write it there, further in" if at else "it stands at the top level: write it without indentation"
+    return home if found == key else f"did you mean '{found}'? {home}"
 
 
 def _wrong_type(at: Place, wants: Sequence[str], document: Document) -> Mistake:
@@ -206,8 +210,8 @@ def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> 
     if "a whole number" in wants and _NUMBER.fullmatch(text) and abs(float(text)) < 1e15 and float(text).is_integer():
         return f"write {float(text):.0f}"
     words = [word for want in wants for word in re.findall(r"'([^']*)'", want)]
-    if likely := meant(text, words) or nearest(text, words):
-        return likely
+    if likely := meant(text, words):
+        return f"did you mean '{likely}'?"
     if "a list" in wants and "'auto'" not in wants:
         return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
     if "a mapping" in wants:

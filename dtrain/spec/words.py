@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dtrain.spec.mistake import Place
+from dtrain.spec.mistake import Place, nearest_word
 
 # Where a word's spelling is not near enough to what it means.
 _MEANT = {
@@ -58,9 +58,13 @@ _NOT_YET: dict[Place, str] = {
 
 
 def meant(word: str, words: Collection[str]) -> str | None:
-    """`did you mean 'mpirun'?`, where that is one of the words."""
+    """The one of the words that a person means: the nearest, or one that is spelt quite differently."""
+    return synonym(word, words) or nearest_word(word, words)
+
+
+def synonym(word: str, words: Collection[str]) -> str | None:
     found = _MEANT.get(word.lower())
-    return f"did you mean '{found}'?" if found in words else None
+    return found if found in words else None
 
 
 def not_yet(at: Place) -> str | None:

@@ -161,7 +161,8 @@ def test_layers_keep_the_models_names(task: Any) -> None:
     [
         (
             None,
-            "nothing says what its layers are\nhint: return a torch.nn.Sequential, or define pipeline_layers(model) in task_of_stage_test.py:",
+            "returned a Net, and nothing says what its layers are\n"
+            "hint: return a torch.nn.Sequential, or define pipeline_layers(model) in task_of_stage_test.py:",
         ),
         ("forgotten", "one after the other, do not give what the model gives"),
         ("incomplete", "no layer of task_of_stage_test:pipeline_layers has the parameter second.weight"),

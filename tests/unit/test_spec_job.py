@@ -269,7 +269,7 @@ WRONG = [
     (S + "cluster: ''", "2:1", "cluster is empty", "this machine"),
     (S + "cluster: code", "2:1", "the cluster 'code' is a folder", "a file in it"),
     (S + "cluster: [a, b]", "2:1", "cluster must be text or a mapping, not a list", ""),
-    (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "known here: instances"),
+    (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "a key of `cluster.instances`"),
     (S + "cluster: {device: cpu}", "2:1", "cluster lacks the key 'instances'", "add it"),
     (S + "cluster:\n  instances:\n  - {host: a, adress: 1}", "4:15", "unknown key 'adress'", "did you mean 'address'?"),
     (TRAINER + "args: x", "2:1", "not for a trainer", "keys"),
