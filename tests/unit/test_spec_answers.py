@@ -114,6 +114,12 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (S.encode("utf-16"), "job.yaml:1:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
     ("name: ü\n".encode("latin-1"), "job.yaml:1:7", "byte 0xfc is not UTF-8", "save the file as UTF-8"),
     (S + "args: a: b", "job.yaml:2:8", "mapping values are not allowed", "quotes"),
+    (
+        "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9))]),
+        "job.yaml:1:5",
+        "grows without",
+        "write the values out",
+    ),
     (S + "env: &e {A: *e}", "job.yaml:2:6", "grows without end", "write the values out"),
     (S + "env: {<<: {A: 1}}", "job.yaml:2:7", "merge keys (<<) are not read", "write the keys out"),
     (S + "grace: !!float 3", "job.yaml:2:8", "YAML tags", "remove it"),
