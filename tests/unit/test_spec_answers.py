@@ -116,7 +116,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (S + "args: a: b", "job.yaml:2:8", "mapping values are not allowed", "quotes"),
     (
         "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9))]),
-        "job.yaml:1:5",
+        "job.yaml:1:9",
         "grows without",
         "write the values out",
     ),

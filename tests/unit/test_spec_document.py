@@ -134,7 +134,7 @@ def test_an_unreadable_file_is_a_plain_answer(path: str) -> None:
 )
 def test_thousands_of_mistakes_take_seconds(text: str) -> None:
     Path("job.yaml").write_text(text)
-    begin = time.monotonic()
+    begin_s = time.process_time()
     with pytest.raises(SpecError):
         load_job(Path("job.yaml"))
-    assert time.monotonic() - begin < 30  # what grows with the square takes minutes
+    assert time.process_time() - begin_s < 10  # what grows with the square takes minutes
