@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design bench docs clean
+.PHONY: help setup system-packages run test check format lint type layers unit net fuzz design bench docs clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 	$(BIN)/dtrain launch cluster-examples/digits.yaml --cluster cluster-examples/local.yaml
 
-test check unit net design: export OMP_NUM_THREADS = 1
+test check unit net fuzz design: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
 	$(BIN)/pytest
@@ -53,6 +53,9 @@ unit: $(INSTALLED) ## Tests of what is pure: seconds
 
 net: setup ## Tests on real sshd, torchrun and mpirun
 	$(BIN)/pytest tests/net
+
+fuzz: $(INSTALLED) ## 10,000 mutated job and cluster files: each an answer within a second, never a traceback
+	DTRAIN_FUZZ=10000 $(BIN)/pytest tests/unit/test_spec_mutations.py
 
 design: $(INSTALLED) ## Tests that hold the design's rules
 	$(BIN)/pytest tests/design

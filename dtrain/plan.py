@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import GpusMissing, NodesBusy, PreflightFailed, Problem, SpecError
+from dtrain.errors import GpusMissing, InFile, NodesBusy, PreflightFailed, Problem, SpecError
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
@@ -310,14 +310,16 @@ def _batch(spec: JobSpec, cluster_size: int | None, pipeline: PipelinePlan | Non
     try:
         return plan_batches(spec.run.batch, replicas=replicas, num_examples=num_examples, pad=pipeline is not None)
     except ValueError as error:
-        raise _misfit(spec, error, "trainer.batch") from error
+        key = "per_replica" if spec.run.batch.global_ is None else "global"
+        raise _misfit(spec, error, f"trainer.batch.{key}") from error
 
 
 def _misfit(spec: JobSpec, error: ValueError, at: str) -> SpecError:
     """What does not fit the cluster, as a mistake in the job file; what works stands behind the semicolon."""
     problem, _, hint = str(error).partition("; ")
-    where = spec.places.get(at, spec.places.get("trainer", str(spec.path)))
-    return SpecError([Problem(where, problem, hint or None)])
+    while at and at not in spec.places:  # a default, whose place is that of the mapping around it
+        at = at.rpartition(".")[0]
+    return SpecError([Problem(spec.places.get(at, InFile(str(spec.path))), problem, hint or None)])
 
 
 def _total_iterations(spec: JobSpec, batch: BatchPlan | None) -> int | None:

@@ -92,6 +92,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             git_commit=git_commit(spec.workdir),
             workdir_hash=tree_hash(entries) if spec.sync else None,
             files={"plan.json": plan_json(spec, plan, in_order), **({"job.yaml": dump_job(spec)} if job_file(spec) else {})},
+            overrides=spec.overrides,
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}

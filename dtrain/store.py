@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS metrics (
     job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset)
 );
 CREATE TABLE IF NOT EXISTS contacts (job TEXT, node TEXT, seen_at REAL, PRIMARY KEY (job, node));
+CREATE TABLE IF NOT EXISTS overrides (job TEXT PRIMARY KEY, overrides TEXT);
 CREATE TABLE IF NOT EXISTS launchers (job TEXT PRIMARY KEY, pid INTEGER, start_ticks INTEGER, boot_id TEXT);
 CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
 """
@@ -67,6 +68,7 @@ class JobRecord:
     exit_code: int | None
     plan_json: str
     cluster_json: str
+    overrides: tuple[str, ...]  # of the command line: "--set trainer.epochs=3"
 
     @property
     def plan(self) -> LaunchPlan:
@@ -115,6 +117,7 @@ class Store:
         outputs: str,
         git_commit: str | None,
         workdir_hash: str | None,
+        overrides: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
     ) -> None:
         """Take a new job up. `files` are texts for its folder, by name."""
@@ -127,6 +130,7 @@ class Store:
             for name, text in (files or {}).items():
                 _write_own(folder / name, text)
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO overrides VALUES (?, ?)", (job, json.dumps(overrides)))
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
 
     def is_launcher_gone(self, job: str) -> bool:
@@ -300,12 +304,25 @@ def _start_ticks(pid: int) -> int | None:
     return None if found is None else found.start_ticks
 
 
-_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster
-FROM jobs"""
+# A table of its own, not a column more: an older dtrain on the same store goes on adding its rows.
+_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster,
+overrides FROM jobs LEFT JOIN overrides USING (job)"""
 
 
 def _record(row: tuple[Any, ...]) -> JobRecord:
-    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster = row
+    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster, overrides = row
     return JobRecord(
-        job, name, created_at, launched_by, Path(workdir), outputs, git_commit, workdir_hash, State(state), exit_code, plan, cluster
+        job,
+        name,
+        created_at,
+        launched_by,
+        Path(workdir),
+        outputs,
+        git_commit,
+        workdir_hash,
+        State(state),
+        exit_code,
+        plan,
+        cluster,
+        tuple(json.loads(overrides or "[]")),
     )

@@ -42,9 +42,10 @@ def _refs(schema: Any) -> Iterator[str]:
 
 def _section(title: str, definition: Mapping[str, Any], titles: Mapping[str, str]) -> Iterator[str]:
     yield f"## {title}\n"
-    if "oneOf" in definition:
-        keys = [f"`{branch['required'][0]}`" for branch in definition["oneOf"]]
-        yield f"Exactly one of {', '.join(keys)}.\n"
+    for kind, words in (("oneOf", "Exactly one of"), ("anyOf", "At least one of")):
+        if kind in definition:
+            keys = [f"`{branch['required'][0]}`" for branch in definition[kind]]
+            yield f"{words} {', '.join(keys)}.\n"
     yield "| key | value | default | meaning |"
     yield "|---|---|---|---|"
     for key, schema in definition["properties"].items():

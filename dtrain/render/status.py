@@ -99,7 +99,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "exit_source": state.exit_source,
         "git_commit": view.record.git_commit,
         "workdir_hash": view.record.workdir_hash,
-        "overrides": [],
+        "overrides": list(view.record.overrides),
         "nodes": [_node(node) for node in state.nodes],
         "metrics": {name: _finite(view.metrics.get(name)) for name in _METRICS},
         "first_failure": _failure(state.first_failure),

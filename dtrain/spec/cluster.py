@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.spec.hosts import MAX_HOSTS, expand
-from dtrain.spec.mistake import Mistake, Place, named, typed
+from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
 
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -149,7 +151,7 @@ def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Pat
         *_dir_mistakes(file.dir, (*at, "dir")),
         *_network_mistakes(file.network, (*at, "network")),
         *_ports_mistakes(file.ports, (*at, "ports")),
-        *_ssh_mistakes(file.ssh, (*at, "ssh")),
+        *_ssh_mistakes(file.ssh, (*at, "ssh"), folder),
     ]
     ssh = _merged(SshOptions(), file.ssh, folder)
     instances, wrong_instances = _instances(file, (*at, "instances"), ssh, folder)
@@ -178,7 +180,7 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
     for index, item in enumerate(file.instances):
         here = (*at, index)
         one = InstanceFile(item) if isinstance(item, str) else item
-        mistakes += _instance_mistakes(one, here)
+        mistakes += _instance_mistakes(one, here, folder)
         hosts, wrong_hosts = _hosts(one.host, here if isinstance(item, str) else (*here, "host"), seen)
         mistakes += wrong_hosts
         if one.address is not None and len(hosts) > 1:
@@ -217,11 +219,11 @@ def _host_hint(text: str) -> str:
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
 
 
-def _instance_mistakes(one: InstanceFile, at: Place) -> list[Mistake]:
+def _instance_mistakes(one: InstanceFile, at: Place, folder: Path) -> list[Mistake]:
     mistakes = [
         *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
         *_python_mistakes(one.python, (*at, "python")),
-        *_ssh_mistakes(one.ssh, (*at, "ssh")),
+        *_ssh_mistakes(one.ssh, (*at, "ssh"), folder),
     ]
     if one.address is not None and not _is_address(one.address):
         hint = "a name may mean something else on another node: write the number"
@@ -293,7 +295,7 @@ def _ports_mistakes(text: str, at: Place) -> list[Mistake]:
     return [Mistake(at, f"{named(at)} {typed(text)} is no range of ports", "such as 29500-29599, lowest first, at most 65535; or auto")]
 
 
-def _ssh_mistakes(ssh: SshFile | None, at: Place) -> list[Mistake]:
+def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]:
     if ssh is None:
         return []
     mistakes = [
@@ -303,13 +305,39 @@ def _ssh_mistakes(ssh: SshFile | None, at: Place) -> list[Mistake]:
     ]
     if ssh.port is not None and not 1 <= ssh.port <= 65535:
         mistakes.append(Mistake((*at, "port"), f"{named((*at, 'port'))} must be from 1 to 65535, not {ssh.port}", "22 is usual"))
+    if ssh.identity_file is not None and ssh.identity_file.strip():
+        mistakes += _identity_mistakes(ssh.identity_file, (*at, "identity_file"), folder)
     return mistakes
+
+
+def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
+    path = _identity_path(text, folder)
+    name = f"the identity file {typed(text)}"
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        if os.path.exists(f"{path}.pub"):  # the agent has the other half
+            return []
+        return [
+            Mistake(at, f"{name} is not there", nearest_file(path) or f"it is looked for as {path}; without the key ssh's own are tried")
+        ]
+    except (OSError, ValueError) as error:
+        return [
+            Mistake(at, f"{name} cannot be read: {error.strerror if isinstance(error, OSError) else error}", "name a private key's file")
+        ]
+    if not stat.S_ISREG(found.st_mode):
+        return [Mistake(at, f"{name} is not a file", "name a private key's file")]
+    if found.st_mode & 0o077 and found.st_uid == os.getuid():  # OpenSSH's own rule
+        return [Mistake(at, f"{name} is open to others, and ssh refuses such a key", f"chmod 600 {shlex.quote(path)}")]
+    if not os.access(path, os.R_OK):
+        return [Mistake(at, f"{name} cannot be read by you", "name a key of your own")]
+    return []
 
 
 def _merged(base: SshOptions, over: SshFile | None, folder: Path) -> SshOptions:
     if over is None:
         return base
-    key = base.identity_file if over.identity_file is None else str(folder / os.path.expanduser(over.identity_file))
+    key = base.identity_file if over.identity_file is None else _identity_path(over.identity_file, folder)
     return SshOptions(
         over.user or base.user,
         over.port or base.port,
@@ -317,6 +345,10 @@ def _merged(base: SshOptions, over: SshFile | None, folder: Path) -> SshOptions:
         over.proxy_jump or base.proxy_jump,
         over.host_keys or base.host_keys,
     )
+
+
+def _identity_path(text: str, folder: Path) -> str:
+    return str(folder / os.path.expanduser(text))
 
 
 def _gpus(gpus: int | list[int] | Literal["auto"]) -> int | tuple[int, ...] | Literal["auto"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -13,9 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
+from dtrain.errors import InFile, InOption
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
 from dtrain.spec.document import Document
-from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
+from dtrain.spec.environment import env_of, secrets_mistakes
+from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, typed
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
 
@@ -61,7 +63,8 @@ class JobSpec:
     secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
     run: Run
     grace: float  # seconds from TERM to KILL
-    places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # "trainer.batch": "job.yaml:3:10"
+    overrides: tuple[str, ...] = field(default=(), compare=False)  # "--set trainer.epochs=3": how it came to be, not what it is
+    places: Mapping[str, InFile | InOption] = field(default_factory=dict, repr=False, compare=False)  # by "trainer.batch"
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     """The job, and what is wrong with it; None only where something is."""
     name = _safe_name(around.path.parent.name) if file.name is None else file.name
     workdir, wrong_workdir = _workdir(file, around)
-    env, wrong_env = _env(file.env or {}, around.environ)
+    env, wrong_env = env_of(file.env or {}, file.launcher, around.environ)
     args, wrong_args = _args(file)
     run, wrong_run = _run(file, args, workdir, around)
     mistakes = [
@@ -133,7 +136,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         *wrong_workdir,
         *_outputs_mistakes(file, around.document, workdir),
         *wrong_env,
-        *_secrets_mistakes(file.secrets or [], env, around.environ),
+        *secrets_mistakes(file.secrets or [], env, file.launcher, around.environ),
         *wrong_args,
         *wrong_run,
     ]
@@ -145,7 +148,18 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         return None, mistakes
     outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())
     return JobSpec(
-        around.path, name, cluster, file.launcher, workdir, file.sync, outputs, env, secrets, run, file.grace, around.document.places()
+        around.path,
+        name,
+        cluster,
+        file.launcher,
+        workdir,
+        file.sync,
+        outputs,
+        env,
+        secrets,
+        run,
+        file.grace,
+        places=around.document.places(),
     ), mistakes
 
 
@@ -198,53 +212,6 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     return [Mistake(("outputs",), f"outputs {typed(text)} is no folder inside workdir", "write a relative path without '..', such as out")]
 
 
-def _env(texts: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[dict[str, str], list[Mistake]]:
-    env: dict[str, str] = {}
-    mistakes: list[Mistake] = []
-    for name, text in texts.items():
-        at = ("env", name)
-        if not name or "=" in name:
-            mistakes.append(Mistake(at, f"{typed(name)} cannot be a variable's name", "write NAME: value"))
-        elif text is not None:
-            env[name] = text
-        elif name not in environ:
-            mistakes.append(Mistake(at, f"{name} is not set here, and env gives it no value", f"export {name}, or write {name}: value"))
-        elif not is_text(environ[name]):
-            mistakes.append(Mistake(at, f"the value of {name} here is not UTF-8", f"write {name}: value"))
-        else:
-            env[name] = environ[name]
-    return env, mistakes
-
-
-def _secrets_mistakes(names: Sequence[str], env: Mapping[str, str], environ: Mapping[str, str]) -> list[Mistake]:
-    mistakes: list[Mistake] = []
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        at = ("secrets", index)
-        if not name or "=" in name:
-            hint = "a secret's value never stands in a file: write the name, and export the value before the launch"
-            mistakes.append(Mistake(at, "a secret is listed by its name alone", hint))
-        elif name in seen:
-            mistakes.append(Mistake(at, f"{name} stands here a second time", "remove one"))
-        elif name in env:
-            mistakes.append(Mistake(at, f"{name} stands in env too, which is shown and stored", "remove it from env"))
-        elif name not in environ:
-            mistakes.append(Mistake(at, f"the secret {name} is not set here", f"export {name} before the launch"))
-        elif not is_text(environ[name]):
-            mistakes.append(Mistake(at, f"the value of the secret {name} is not UTF-8", "set it to text"))
-        seen.add(name)
-    return mistakes
-
-
-def is_text(text: str) -> bool:
-    """Whether an argument or variable can carry it: not with a NUL, nor with bytes that the terminal gave but UTF-8 has not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
     if not isinstance(file.args, str):
         return tuple(file.args or ()), []
@@ -257,9 +224,10 @@ def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
 
 def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) -> tuple[Run | None, list[Mistake]]:
     document = around.document
-    there = [key for key in RUN_KEYS if key in document.values]
+    there = [key for key in RUN_KEYS if key in document.values and not document.emptied(key)]
     if len(there) > 1:
-        return None, [Mistake((there[1],), f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
+        at = document.last([(key,) for key in there])
+        return None, [Mistake(at, f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
     if not there:
         if misspelt(RUN_KEYS, (), around.wrong):
             return None, []

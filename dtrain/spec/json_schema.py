@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from dtrain.spec.cluster import ClusterFile
 from dtrain.spec.job import RUN_KEYS, JobFile
 
-_ONE_OF = {"JobFile": RUN_KEYS, "TrainerConfig": ("epochs", "iterations"), "BatchConfig": ("global", "per_replica")}
+_ONE_OF = {"JobFile": RUN_KEYS, "TrainerConfig": ("epochs", "iterations")}
+_ANY_OF = {"BatchConfig": ("global", "per_replica")}
 
 
 def json_schema() -> dict[str, Any]:
@@ -18,8 +19,9 @@ def json_schema() -> dict[str, Any]:
     job, cluster = (TypeAdapter(file).json_schema() for file in (JobFile, ClusterFile))
     found = {**job.pop("$defs"), **cluster.pop("$defs"), "JobFile": job, "ClusterFile": cluster}
     definitions = {name: _for_an_editor(definition) for name, definition in sorted(found.items())}
-    for name, keys in _ONE_OF.items():
-        definitions[name]["oneOf"] = [{"required": [key]} for key in keys]
+    for kind, table in (("oneOf", _ONE_OF), ("anyOf", _ANY_OF)):
+        for name, keys in table.items():
+            definitions[name][kind] = [{"required": [key]} for key in keys]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job file or a cluster file of dtrain",

@@ -21,7 +21,7 @@ def _says(description: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Exactly one of global and per_replica is given; global = replicas x per_replica, always."""
+    """global = replicas x per_replica, always: one of them is enough, and who gives both is told where they contradict."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
@@ -58,7 +58,7 @@ class TrainerConfig:
     data: str = field(metadata=_says("A built-in name (digits, text), or package.module:function that returns (train, test) datasets."))
     batch: BatchConfig = field(
         default_factory=lambda: BatchConfig(per_replica=64),
-        metadata=_says("Exactly one of global and per_replica: global = replicas x per_replica, always. Default: {per_replica: 64}."),
+        metadata=_says("global = replicas x per_replica, always: one of them is enough. Default: {per_replica: 64}."),
     )
     epochs: int | None = field(
         default=None, metadata=_says("How often to go through the training examples. Exactly one of epochs and iterations is given.")
