@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
 .NOTPARALLEL:
-.PHONY: help setup system-packages run test check format lint type layers unit net design bench faults soak clean
+.PHONY: help setup system-packages run test check format lint type layers unit net design bench docs fuzz faults soak clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 	$(BIN)/dtrain launch cluster-examples/digits.yaml --cluster cluster-examples/local.yaml
 
-test check unit net design faults soak: export OMP_NUM_THREADS = 1
+test check unit net design fuzz faults soak: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
 	$(BIN)/pytest
@@ -54,6 +54,9 @@ unit: $(INSTALLED) ## Tests of what is pure: seconds
 net: setup ## Tests on real sshd, torchrun and mpirun
 	$(BIN)/pytest tests/net
 
+fuzz: $(INSTALLED) ## 10,000 mutated job and cluster files: each an answer within a second, never a traceback
+	DTRAIN_FUZZ=10000 $(BIN)/pytest tests/unit/test_spec_mutations.py
+
 design: $(INSTALLED) ## Tests that hold the design's rules
 	$(BIN)/pytest tests/design
 
@@ -63,8 +66,12 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/fail_as_one.py
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
+	$(BIN)/python benchmarks/plan_1000.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/idle.py
+
+docs: $(INSTALLED) ## Write docs/job-file.md from what dtrain says of each key
+	$(BIN)/python tools/job_file_docs.py > docs/job-file.md
 
 faults: setup ## The fault matrix of docs/reliability.md, and causes with clocks apart: half an hour
 	$(BIN)/python benchmarks/faults.py
@@ -74,5 +81,5 @@ soak: setup ## 200 random faults in a row, SEED=N for the same ones again: half 
 	$(BIN)/python benchmarks/soak.py $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what make made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

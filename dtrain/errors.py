@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CTRL_C = 130  # exit code of a job ended by Ctrl-C
+MOST_MISTAKES = 20  # that are told at once: who has more of them mends these first
 STOPPED = 143  # exit code of a job ended by `dtrain stop` or by a TERM to its launcher
 
 
@@ -36,12 +37,38 @@ class DtrainError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class InFile:
+    """A place in a file, which a person finds as `job.yaml:7:7`."""
+
+    file: str  # as the user named it
+    line: int | None = None  # from 1, as the column is; None: the file as a whole
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class InOption:
+    """An option of the command line: `--set trainer.epochs`."""
+
+    option: str
+
+    def __str__(self) -> str:
+        return self.option
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake in a file or an option."""
 
-    where: str  # "job.yaml:7:7", or the option that holds it: "--set trainer.epochs"
+    place: InFile | InOption
     message: str
     hint: str | None = None
+
+    @property
+    def where(self) -> str:
+        return str(self.place)
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.message}"
@@ -49,13 +76,16 @@ class Problem:
 
 
 class SpecError(DtrainError):
-    """All mistakes of a job or cluster file at once, in the order of the file."""
+    """All mistakes of a job or cluster file at once, in the order of the file; the text tells the first of them and how many more."""
 
     exit_code = 65
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+        told = [str(problem) for problem in self.problems[:MOST_MISTAKES]]
+        if more := len(self.problems) - len(told):
+            told.append(f"and {more} more {'mistake' if more == 1 else 'mistakes'}")
+        super().__init__("\n".join(told))
 
 
 class NoSuchJob(DtrainError):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import GpusMissing, NodesBusy, PreflightFailed, Problem, SpecError
+from dtrain.errors import GpusMissing, InFile, NodesBusy, PreflightFailed, Problem, SpecError
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
@@ -74,6 +74,8 @@ class LaunchPlan:
     grace_s: float
     lease_s: float | None
     pipeline: PipelinePlan | None = None  # of a built-in trainer
+    predicted_bubble: float | None = None  # of the pipeline, 0..1
+    epochs: int | None = None  # of a built-in trainer; None where it is told for how many iterations
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -146,7 +148,9 @@ def make_plan(
         master_port=rendezvous.port if rendezvous else None,
         run=describe_run(spec.run),
         pipeline=pipeline,
+        predicted_bubble=pipeline.bubble if pipeline else None,
         batch=batch,
+        epochs=spec.run.epochs if isinstance(spec.run, TrainerConfig) else None,
         total_iterations=_total_iterations(spec, batch),
         grace_s=spec.grace,
         lease_s=lease_s,
@@ -168,11 +172,21 @@ def describe_run(run: Run) -> str:
         case Module(name, args):
             return shlex.join(("-m", name, *args))
         case Command(argv):
-            return shlex.join(argv)
+            text = bash_text(argv)
+            return shlex.join(argv) if text is None else " ".join((*text[0].split(), *map(shlex.quote, text[1])))
         case TrainerConfig():
             return f"trainer {run.model} on {run.data}"
         case AllreduceConfig():
             return "allreduce benchmark"
+
+
+def bash_text(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """What the user wrote, where a command was given as text: the text, and the arguments that it gets as "$@"."""
+    match tuple(argv):
+        case ("bash", "-c", text, "bash", *arguments) if text.strip():
+            return text, tuple(arguments)
+        case _:
+            return None
 
 
 def _address_of(instance: Instance) -> str:
@@ -296,14 +310,16 @@ def _batch(spec: JobSpec, cluster_size: int | None, pipeline: PipelinePlan | Non
     try:
         return plan_batches(spec.run.batch, replicas=replicas, num_examples=num_examples, pad=pipeline is not None)
     except ValueError as error:
-        raise _misfit(spec, error, "trainer.batch") from error
+        key = "per_replica" if spec.run.batch.global_ is None else "global"
+        raise _misfit(spec, error, f"trainer.batch.{key}") from error
 
 
 def _misfit(spec: JobSpec, error: ValueError, at: str) -> SpecError:
     """What does not fit the cluster, as a mistake in the job file; what works stands behind the semicolon."""
     problem, _, hint = str(error).partition("; ")
-    where = spec.places.get(at, spec.places.get("trainer", str(spec.path)))
-    return SpecError([Problem(where, problem, hint or None)])
+    while at and at not in spec.places:  # a default, whose place is that of the mapping around it
+        at = at.rpartition(".")[0]
+    return SpecError([Problem(spec.places.get(at, InFile(str(spec.path))), problem, hint or None)])
 
 
 def _total_iterations(spec: JobSpec, batch: BatchPlan | None) -> int | None:

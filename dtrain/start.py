@@ -17,11 +17,12 @@ from dtrain import launchers, preflight
 from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
-from dtrain.launchers import NodeCommand, node_commands
+from dtrain.launchers import NodeCommand, node_commands, plan_json
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
+from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
 from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
 
@@ -83,7 +84,8 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         if len(links) > 1:
             progress.step("proving the rendezvous")
         plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
-        commands = {command.node: command for command in node_commands(spec, plan, job)}
+        in_order = node_commands(spec, plan, job)
+        commands = {command.node: command for command in in_order}
         store.add(
             job,
             plan,
@@ -92,6 +94,8 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             outputs=spec.outputs,
             git_commit=git_commit(spec.workdir),
             workdir_hash=tree_hash(entries) if spec.sync else None,
+            files={"plan.json": plan_json(spec, plan, in_order), **({"job.yaml": dump_job(spec)} if job_file(spec) else {})},
+            overrides=spec.overrides,
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}

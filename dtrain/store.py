@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/dtrain/store.db            jobs, events, metrics
     $XDG_STATE_HOME/dtrain/jobs/JOB/plan.json  what was launched, without secrets
+                                   /job.yaml   the job with its cluster, to launch it again
                                    /NODE/logs/rank0.log ...  copies of the nodes' streams, byte for byte
 
 An event is kept with its byte offset in the node's stream, so taking the same bytes twice changes nothing.
@@ -43,6 +44,7 @@ CREATE TABLE IF NOT EXISTS metrics (
     job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset)
 );
 CREATE TABLE IF NOT EXISTS contacts (job TEXT, node TEXT, seen_at REAL, PRIMARY KEY (job, node));
+CREATE TABLE IF NOT EXISTS overrides (job TEXT PRIMARY KEY, overrides TEXT);
 CREATE TABLE IF NOT EXISTS launchers (job TEXT PRIMARY KEY, pid INTEGER, start_ticks INTEGER, boot_id TEXT);
 CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
 """
@@ -66,6 +68,7 @@ class JobRecord:
     exit_code: int | None
     plan_json: str
     cluster_json: str
+    overrides: tuple[str, ...]  # of the command line: "--set trainer.epochs=3"
 
     @property
     def plan(self) -> LaunchPlan:
@@ -114,17 +117,22 @@ class Store:
         outputs: str,
         git_commit: str | None,
         workdir_hash: str | None,
+        overrides: Sequence[str] = (),
+        files: Mapping[str, str] | None = None,
     ) -> None:
+        """Take a new job up. `files` are texts for its folder, by name."""
         plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
         folder = self.folder(job)
         where = (str(workdir), outputs, git_commit, workdir_hash)
         row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO overrides VALUES (?, ?)", (job, json.dumps(overrides)))
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
         with self._writing():  # whoever sees the folder finds the job, even if this process is killed now
             folder.mkdir(mode=0o700, parents=True)
-            (folder / "plan.json").write_text(json.dumps(json.loads(plan_json), indent=1))
+            for name, text in (files or {}).items():
+                _write_own(folder / name, text)
 
     def is_launcher_gone(self, job: str) -> bool:
         """Whether the process that launched a job from this machine has ended; False where that cannot be known."""
@@ -272,6 +280,12 @@ FROM (SELECT coalesce(max(next_offset), 0) AS behind FROM events WHERE job = ? A
 _ADD_METRIC = "INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?)"
 
 
+def _write_own(path: Path, text: str) -> None:
+    """For its owner's eyes: a job's variables and arguments may be nobody else's business."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def this_user() -> str:
     """user@host, as jobs name who launched them."""
     try:
@@ -293,12 +307,25 @@ def _start_ticks(pid: int) -> int | None:
     return None if found is None else found.start_ticks
 
 
-_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster
-FROM jobs"""
+# A table of its own, not a column more: an older dtrain on the same store goes on adding its rows.
+_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster,
+overrides FROM jobs LEFT JOIN overrides USING (job)"""
 
 
 def _record(row: tuple[Any, ...]) -> JobRecord:
-    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster = row
+    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster, overrides = row
     return JobRecord(
-        job, name, created_at, launched_by, Path(workdir), outputs, git_commit, workdir_hash, State(state), exit_code, plan, cluster
+        job,
+        name,
+        created_at,
+        launched_by,
+        Path(workdir),
+        outputs,
+        git_commit,
+        workdir_hash,
+        State(state),
+        exit_code,
+        plan,
+        cluster,
+        tuple(json.loads(overrides or "[]")),
     )

@@ -10,14 +10,16 @@ import click
 from dtrain import api
 from dtrain.bench.config import AllreduceConfig
 from dtrain.cli.launch import follow_to_end
+from dtrain.cli.selection import mistakes_as_data, selection_options
 from dtrain.render.benchmark import AllreduceTable
-from dtrain.spec import benchmark_job
+from dtrain.spec import Overrides, benchmark_job
 
 
 @click.command("benchmark-allreduce", epilog="Example: dtrain benchmark-allreduce lab.yaml")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--json", "json_wanted", is_flag=True, help="The measurements as JSON on stdout.")
-def command(file: Path | None, json_wanted: bool) -> int:
+@click.option("--json", "json_wanted", is_flag=True, help="The measurements, or every mistake in FILE, as JSON on stdout.")
+@selection_options
+def command(file: Path | None, json_wanted: bool, nodes: str | None, exclude: str | None, settings: tuple[str, ...]) -> int:
     """Measure allreduce between all workers of a cluster, size by size, and check every result.
 
     FILE is a cluster file, or a job file whose cluster is meant; without one the benchmark runs on this machine. The time
@@ -25,7 +27,9 @@ def command(file: Path | None, json_wanted: bool) -> int:
     link. Exit code 1: a result was wrong.
     """
     table = AllreduceTable()
-    code = follow_to_end(benchmark_job(file, AllreduceConfig()), api.LEASE_S, table)
+    with mistakes_as_data(json_wanted):
+        spec = benchmark_job(file, AllreduceConfig(), Overrides(nodes=nodes, exclude=exclude, settings=settings))
+    code = follow_to_end(spec, api.LEASE_S, table)
     if json_wanted:
         click.echo(json.dumps({"schema_version": 1, "measurements": table.measurements}, indent=1))
     return code

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -12,14 +10,16 @@ import click
 from rich.text import Text
 
 from dtrain import api
+from dtrain.cli.selection import mistakes_as_data, selection_options
 from dtrain.errors import CTRL_C, STOPPED
-from dtrain.launchers import node_commands
+from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
+from dtrain.render.commands import print_commands
 from dtrain.render.end import print_detached, print_end, print_survivors
 from dtrain.render.live import LiveView
-from dtrain.render.plan import print_commands, print_plan
-from dtrain.spec import JobSpec, load_job
+from dtrain.render.plan import print_plan
+from dtrain.spec import JobSpec, Overrides, load_job
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
 
@@ -42,17 +42,28 @@ class _WithArguments(click.Command):
 @click.command("launch", cls=_WithArguments, epilog="Example: dtrain launch job.yaml --cluster lab.yaml -- --epochs 3")
 @click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
+@selection_options
 @click.option("--detach", is_flag=True, help="Return once all workers run, with the job's id on stdout; the job goes on by itself.")
 @click.option("--wait", is_flag=True, help="Where others hold the GPUs, wait until they are free.")
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan as JSON on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan, or every mistake, as JSON on stdout.")
 @click.option(
     "--lease", type=click.IntRange(1, 10_000_000), metavar="S",
     help=f"Seconds that the job outlives its launcher. Default: {api.LEASE_S:g}.",
 )  # fmt: skip
 @click.pass_context
 def command(
-    ctx: click.Context, file: Path, cluster: Path | None, detach: bool, wait: bool, dry_run: bool, as_json: bool, lease: int | None
+    ctx: click.Context,
+    file: Path,
+    cluster: Path | None,
+    nodes: str | None,
+    exclude: str | None,
+    settings: tuple[str, ...],
+    detach: bool,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+    lease: int | None,
 ) -> int:
     """Run a job on all its nodes and follow it to its end.
 
@@ -64,10 +75,12 @@ def command(
     if detach and lease is not None:
         raise click.UsageError("a detached job has no lease: --lease goes without --detach")
     lease_s = None if detach else float(lease or api.LEASE_S)
-    spec = load_job(file, cluster=cluster, arguments=ctx.meta.get(_ARGUMENTS, ()))
-    if dry_run:
-        _show_plan(spec, lease_s, as_json=as_json)
-        return 0
+    overrides = Overrides(cluster, nodes, exclude, settings, tuple(ctx.meta.get(_ARGUMENTS, ())))
+    with mistakes_as_data(as_json):
+        spec = load_job(file, overrides)
+        if dry_run:
+            _show_plan(spec, lease_s, as_json=as_json)
+            return 0
     return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach, wait=wait)
 
 
@@ -75,11 +88,11 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     plan = make_plan(spec, lease_s=lease_s)
     commands = node_commands(spec, plan, "<job>")
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "plan": asdict(plan), "commands": [asdict(each) for each in commands]}, indent=1))
+        click.echo(plan_json(spec, plan, commands))
         return
     out = console.result()
     print_plan(out, plan, None)
-    print_commands(out, commands, spec.secrets)
+    print_commands(out, commands)
 
 
 def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False) -> int:

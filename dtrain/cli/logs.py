@@ -15,7 +15,7 @@ from dtrain.node import wire
 from dtrain.render import console
 from dtrain.render.end import print_outcome
 from dtrain.render.lines import RankLines
-from dtrain.render.plan import ranges
+from dtrain.render.ranges import ranges
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
 

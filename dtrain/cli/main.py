@@ -18,11 +18,13 @@ from dtrain.errors import CTRL_C, STOPPED, DtrainError
 
 # name: (module, what `dtrain --help` says of it)
 _COMMANDS = {
+    "init": ("dtrain.cli.init", "Write a job file to begin with."),
     "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
     "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),
     "stop": ("dtrain.cli.stop", "End a job on all its nodes."),
     "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),
+    "schema": ("dtrain.cli.schema", "Print the JSON Schema of job and cluster files."),
     "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
 }
 _STARTS_A_JOB = {"launch", "benchmark-allreduce"}
@@ -87,7 +89,7 @@ def run(argv: list[str]) -> int:
 
 
 def _say(error: DtrainError) -> None:
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     click.echo(click.style("error: ", fg="red", bold=True) + error.message if colour else f"error: {error.message}", err=True)
     if error.hint is not None:
         click.echo(f"hint: {error.hint}", err=True)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dtrain.launchers import mpirun, none, torchrun
-from dtrain.launchers.command import NodeCommand
+from dtrain.launchers.command import MASKED, NodeCommand
+from dtrain.launchers.plan_json import plan_json
 from dtrain.node.wire import NodeFacts
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec
 
-__all__ = ["LAUNCHERS", "NodeCommand", "check", "node_commands"]
+__all__ = ["LAUNCHERS", "MASKED", "NodeCommand", "check", "node_commands", "plan_json"]
 
 
 @dataclass(frozen=True, slots=True)

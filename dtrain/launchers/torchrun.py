@@ -16,7 +16,7 @@ def node_commands(spec: JobSpec, plan: LaunchPlan, job: str) -> tuple[NodeComman
         NodeCommand(
             node=node.name,
             argv=_argv(plan, node),
-            env={"OMP_NUM_THREADS": spec.env.get("OMP_NUM_THREADS", str(node.cores_per_worker or 1))},
+            env={"OMP_NUM_THREADS": spec.env.get("OMP_NUM_THREADS", str(node.cores_per_worker or "<threads>"))},
             worker_argv=worker_argv(spec, node),
             worker_env=worker_env(spec, plan, node, job),
         )

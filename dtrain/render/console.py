@@ -21,7 +21,8 @@ def result() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    is_plain = bool(os.environ.get("NO_COLOR"))  # rich by itself would still write bold and dim
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=None if is_plain else "auto")
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PLAIN_WIDTH
     return console

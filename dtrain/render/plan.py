@@ -2,52 +2,57 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dtrain.launchers import NodeCommand
 from dtrain.plan import LaunchPlan, NodePlan, counted
+from dtrain.render.ranges import collapsed, ranges
 from dtrain.trainers.layout import PipelinePlan
 
 _MOST_ROWS = 20
+_MOST_NAMES = 3  # in a row of several nodes
 
 
 def print_plan(console: Console, plan: LaunchPlan, job: str | None) -> None:
     """Nodes, ranks, cluster size, batch arithmetic."""
-    title = Text.assemble(("plan ", "dim"), (plan.name, "bold"), f"  {plan.run}", (f"  {plan.launcher}", "dim"))
+    launcher = "no launcher" if plan.launcher == "none" else plan.launcher
+    title = Text.assemble(("plan ", "dim"), (plan.name, "bold"), (f"  {launcher}", "dim"))
     if job is not None:
         title.append(f"  job {job}", "dim")
     console.print(title, soft_wrap=True)
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("node", "address", "ranks", "workers"):
-        table.add_column(name, overflow="fold")
-    for node in plan.nodes[:_MOST_ROWS]:
-        table.add_row(node.name, node.address, ranges(worker.rank for worker in node.workers) or "<ranks>", _workers(node))
-    console.print(table)
-    if len(plan.nodes) > _MOST_ROWS:
-        console.print(f"  and {len(plan.nodes) - _MOST_ROWS} more nodes")
+    for line in textwrap.wrap(plan.run, console.width - 4, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    console.print(_nodes(plan.nodes))
     for line in _lines(plan):
         console.print(Text("  " + line), soft_wrap=True)
 
 
-def print_commands(console: Console, commands: Sequence[NodeCommand], secrets: Sequence[str]) -> None:
-    """What each node runs, in a form that a shell would take."""
-    for command in commands:
-        console.print(Text.assemble("\n", (command.node, "bold")))
-        if command.argv:
-            console.out(shlex.join(command.argv))
-        else:
-            console.print(Text("mpirun's daemon, started by dtrain's agent", "dim"))
-        console.print(Text("each worker:", "dim"))
-        for name, value in sorted(command.worker_env.items()):
-            console.out(f"  {name}={shlex.quote(value)}")
-        for name in secrets:
-            console.out(f"  {name}=<secret>")
-        console.out(f"  {shlex.join(command.worker_argv)}")
+def _nodes(nodes: Sequence[NodePlan]) -> Table:
+    """A row for each node, or where they are many, for neighbours with as many workers."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("node", "address", "ranks", "workers"):
+        table.add_column(name, overflow="fold")
+    rows = [[node] for node in nodes]
+    if len(nodes) > _MOST_ROWS:
+        rows = [[*group] for _, group in groupby(nodes, key=lambda node: (_workers(node), len(node.workers)))]
+    for row in rows[:_MOST_ROWS]:
+        names, addresses = ([getattr(node, key) for node in row] for key in ("name", "address"))
+        each = " each" if len(row) > 1 else ""
+        table.add_row(
+            collapsed(names, at_most=_MOST_NAMES),
+            collapsed(list(dict.fromkeys(addresses)), at_most=_MOST_NAMES),
+            ranges(worker.rank for node in row for worker in node.workers) or "<ranks>",
+            _workers(row[0]) + each,
+        )
+    if len(rows) > _MOST_ROWS:
+        table.add_row(f"and {sum(map(len, rows[_MOST_ROWS:]))} more nodes")
+    return table
 
 
 def _workers(node: NodePlan) -> str:
@@ -57,20 +62,12 @@ def _workers(node: NodePlan) -> str:
     if not count:
         return "<GPUs>"
     if node.device == "cpu":
-        return f"{count} CPU worker{'s' if count > 1 else ''}"
-    return f"{count} {'worker' if count == 1 else 'workers'} on {node.device}"
+        return counted(count, "CPU worker")
+    return f"{counted(count, 'worker')} on {node.device}"
 
 
 def _lines(plan: LaunchPlan) -> Iterator[str]:
-    instances = len(plan.nodes)
-    counts = {node.num_gpus or 0 for node in plan.nodes}
-    if plan.cluster_size is None:
-        yield f"cluster size <cluster size> = {counted(instances, 'instance')} x <GPUs>"
-    elif len(counts) == 1:
-        count = counts.pop()
-        yield f"cluster size {plan.cluster_size} = {counted(instances, 'instance')} x {counted(count, 'GPU')} per instance"
-    else:
-        yield f"cluster size {plan.cluster_size} = {' + '.join(str(node.num_gpus) for node in plan.nodes[:_MOST_ROWS])} GPUs"
+    yield _cluster_size(plan)
     if plan.pipeline is not None:
         yield from _pipeline_lines(plan.pipeline)
     if plan.batch is not None:
@@ -81,11 +78,26 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         if batch.micro_batches > 1 or plan.pipeline is not None:
             yield f"micro-batch {batch.micro_batch_size} = per-replica batch {per_replica} / micro-batches {batch.micro_batches}"
         if batch.iterations_per_epoch is not None:
-            total = "" if plan.total_iterations is None else f", {plan.total_iterations} iterations in all"
-            yield f"{batch.iterations_per_epoch} iterations per epoch{total}"
+            division = f"{batch.num_examples:,} examples / global batch {batch.global_batch_size}"
+            yield f"{batch.iterations_per_epoch} iterations per epoch = {division}"
+    if plan.total_iterations is not None:
+        yield f"{plan.total_iterations} iterations in all" + (f" = {counted(plan.epochs, 'epoch')}" if plan.epochs is not None else "")
     port = "<port>" if plan.master_port is None else plan.master_port
     lease = "detached: no lease" if plan.lease_s is None else f"lease {plan.lease_s:g} s"
     yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   {lease}"
+
+
+def _cluster_size(plan: LaunchPlan) -> str:
+    instances = counted(len(plan.nodes), "instance")
+    counts = Counter(node.num_gpus for node in plan.nodes)
+    if plan.cluster_size is None:
+        return f"cluster size <cluster size> = {instances} x <GPUs>"
+    if len(counts) == 1:
+        (count,) = counts
+        return f"cluster size {plan.cluster_size} = {instances} x {counted(count or 0, 'GPU')} per instance"
+    if len(plan.nodes) <= _MOST_ROWS:
+        return f"cluster size {plan.cluster_size} = {' + '.join(str(node.num_gpus) for node in plan.nodes)} GPUs"
+    return f"cluster size {plan.cluster_size} = {' + '.join(f'{times} x {count}' for count, times in counts.items())} GPUs"
 
 
 def _pipeline_lines(pipeline: PipelinePlan) -> Iterator[str]:
@@ -95,21 +107,10 @@ def _pipeline_lines(pipeline: PipelinePlan) -> Iterator[str]:
     for stage in range(stages)[:_MOST_ROWS]:
         layers = "<layers>"
         if pipeline.layers is not None:
-            names = ", ".join(layer.name for layer in pipeline.layers[stage])
+            names = collapsed([layer.name for layer in pipeline.layers[stage]], at_least=3)
             layers = f"{names}   {sum(layer.num_parameters for layer in pipeline.layers[stage]):,} parameters"
         yield f"  stage {stage}   ranks {ranges(pipeline.ranks_of(stage))}   {layers}"
     if stages > _MOST_ROWS:
         yield f"  and {stages - _MOST_ROWS} more stages"
     bubble = f"({stages} - 1) / ({micro_batches} + {stages} - 1)"
     yield f"predicted bubble {pipeline.bubble:.1%} = {bubble}: stages {stages}, micro-batches {micro_batches}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers as ranges: 0-3,8."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -17,7 +17,7 @@ from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
 from dtrain.render.end import describe, hint
 from dtrain.render.live import progress_line
-from dtrain.render.plan import ranges
+from dtrain.render.ranges import ranges
 from dtrain.store import JobRecord
 
 _METRICS = ("iteration", "iterations", "epoch", "loss", "samples_per_s", "evaluation")
@@ -107,7 +107,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "exit_source": state.exit_source,
         "git_commit": view.record.git_commit,
         "workdir_hash": view.record.workdir_hash,
-        "overrides": [],
+        "overrides": list(view.record.overrides),
         "nodes": [_node(node, view.last_seen.get(node.name)) for node in state.nodes],
         "metrics": {name: _finite(view.metrics.get(name)) for name in _METRICS},
         "first_failure": _failure(state.first_failure),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
 
 from dtrain.spec.hosts import MAX_HOSTS, expand
-from dtrain.spec.mistake import Mistake, Place, named, typed
+from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
 
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -63,11 +67,20 @@ class SshFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
-    proxy_jump: str | None = None
-    host_keys: HostKeys | None = None
+    user: Annotated[str | None, Field(description="Who logs in. Without it, ~/.ssh/config's or your own name.")] = None
+    port: Annotated[int | None, Field(description="Where sshd listens. Without it, ~/.ssh/config's or 22.")] = None
+    identity_file: Annotated[
+        str | None, Field(description="The private key, a path relative to this file. Without it, the keys that ssh would try.")
+    ] = None
+    proxy_jump: Annotated[
+        str | None, Field(description="A bastion to go through: host or user@host:port. Its user and port are its own.")
+    ] = None
+    host_keys: Annotated[
+        HostKeys | None,
+        Field(
+            description="strict: a host must be known. accept-new: the key of a new host is kept. A key that has changed is always refused."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +89,18 @@ class InstanceFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    host: str
-    gpus: int | list[int] | Literal["auto"] | None = None
-    address: str | None = None
-    python: str | None = None
-    ssh: SshFile | None = None
+    host: Annotated[
+        str, Field(description="A host name, an address, a Host alias of ~/.ssh/config, or a range of them such as trn[01-16].lab.")
+    ]
+    gpus: Annotated[
+        int | list[int] | Literal["auto"] | None,
+        Field(description="How many GPUs, which (a list of indices), or auto, on this instance. Without it, gpus_per_instance."),
+    ] = None
+    address: Annotated[
+        str | None, Field(description="The IP address at which the other nodes reach it. Without it, the nodes find out.")
+    ] = None
+    python: Annotated[str | None, Field(description="The interpreter on this instance. Without it, the cluster's.")] = None
+    ssh: Annotated[SshFile | None, Field(description="How to reach this instance, where that is otherwise than for the others.")] = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +109,33 @@ class ClusterFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    instances: int | list[str | InstanceFile]
-    gpus_per_instance: int | list[int] | Literal["auto"] = "auto"
-    device: Device = "auto"
-    python: str | None = None
-    dir: str = "auto"
-    network: str = "auto"
-    ports: str = "auto"
-    ssh: SshFile | None = None
+    instances: Annotated[
+        int | list[str | InstanceFile],
+        Field(description="The machines: hosts, ranges of them, or mappings with host. A number: that many, played by this machine."),
+    ]
+    gpus_per_instance: Annotated[
+        int | list[int] | Literal["auto"],
+        Field(description="A number (the lowest free ones), a list of indices, or auto: all, and 2 CPU workers where there is none."),
+    ] = "auto"
+    device: Annotated[Device, Field(description="auto: GPUs where there are any. cpu: a GPU is one CPU worker.")] = "auto"
+    python: Annotated[
+        str | None,
+        Field(description="The interpreter that has torch: a path, or a name on the nodes' PATH. Default: python3; here dtrain's own."),
+    ] = None
+    dir: Annotated[
+        str, Field(description="All of dtrain on a node lies under it: an absolute path, local to the node. auto: /var/tmp/dtrain-UID.")
+    ] = "auto"
+    network: Annotated[
+        str,
+        Field(
+            description="Where the nodes meet: a network such as 10.0.0.0/8, or an interface that all have. auto: what is proved to work."
+        ),
+    ] = "auto"
+    ports: Annotated[
+        str,
+        Field(description="Ports for the rendezvous, such as 29500-29599, where a firewall leaves a window. auto: any free one."),
+    ] = "auto"
+    ssh: Annotated[SshFile | None, Field(description="How to reach the instances. What is absent is what ssh would do by itself.")] = None
 
 
 def this_machine() -> ClusterSpec:
@@ -112,7 +151,7 @@ def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Pat
         *_dir_mistakes(file.dir, (*at, "dir")),
         *_network_mistakes(file.network, (*at, "network")),
         *_ports_mistakes(file.ports, (*at, "ports")),
-        *_ssh_mistakes(file.ssh, (*at, "ssh")),
+        *_ssh_mistakes(file.ssh, (*at, "ssh"), folder),
     ]
     ssh = _merged(SshOptions(), file.ssh, folder)
     instances, wrong_instances = _instances(file, (*at, "instances"), ssh, folder)
@@ -141,7 +180,7 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
     for index, item in enumerate(file.instances):
         here = (*at, index)
         one = InstanceFile(item) if isinstance(item, str) else item
-        mistakes += _instance_mistakes(one, here)
+        mistakes += _instance_mistakes(one, here, folder)
         hosts, wrong_hosts = _hosts(one.host, here if isinstance(item, str) else (*here, "host"), seen)
         mistakes += wrong_hosts
         if one.address is not None and len(hosts) > 1:
@@ -180,11 +219,11 @@ def _host_hint(text: str) -> str:
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
 
 
-def _instance_mistakes(one: InstanceFile, at: Place) -> list[Mistake]:
+def _instance_mistakes(one: InstanceFile, at: Place, folder: Path) -> list[Mistake]:
     mistakes = [
         *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
         *_python_mistakes(one.python, (*at, "python")),
-        *_ssh_mistakes(one.ssh, (*at, "ssh")),
+        *_ssh_mistakes(one.ssh, (*at, "ssh"), folder),
     ]
     if one.address is not None and not _is_address(one.address):
         hint = "a name may mean something else on another node: write the number"
@@ -256,7 +295,7 @@ def _ports_mistakes(text: str, at: Place) -> list[Mistake]:
     return [Mistake(at, f"{named(at)} {typed(text)} is no range of ports", "such as 29500-29599, lowest first, at most 65535; or auto")]
 
 
-def _ssh_mistakes(ssh: SshFile | None, at: Place) -> list[Mistake]:
+def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]:
     if ssh is None:
         return []
     mistakes = [
@@ -266,13 +305,39 @@ def _ssh_mistakes(ssh: SshFile | None, at: Place) -> list[Mistake]:
     ]
     if ssh.port is not None and not 1 <= ssh.port <= 65535:
         mistakes.append(Mistake((*at, "port"), f"{named((*at, 'port'))} must be from 1 to 65535, not {ssh.port}", "22 is usual"))
+    if ssh.identity_file is not None and ssh.identity_file.strip():
+        mistakes += _identity_mistakes(ssh.identity_file, (*at, "identity_file"), folder)
     return mistakes
+
+
+def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
+    path = _identity_path(text, folder)
+    name = f"the identity file {typed(text)}"
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        if os.path.exists(f"{path}.pub"):  # the agent has the other half
+            return []
+        return [
+            Mistake(at, f"{name} is not there", nearest_file(path) or f"it is looked for as {path}; without the key ssh's own are tried")
+        ]
+    except (OSError, ValueError) as error:
+        return [
+            Mistake(at, f"{name} cannot be read: {error.strerror if isinstance(error, OSError) else error}", "name a private key's file")
+        ]
+    if not stat.S_ISREG(found.st_mode):
+        return [Mistake(at, f"{name} is not a file", "name a private key's file")]
+    if found.st_mode & 0o077 and found.st_uid == os.getuid():  # OpenSSH's own rule
+        return [Mistake(at, f"{name} is open to others, and ssh refuses such a key", f"chmod 600 {shlex.quote(path)}")]
+    if not os.access(path, os.R_OK):
+        return [Mistake(at, f"{name} cannot be read by you", "name a key of your own")]
+    return []
 
 
 def _merged(base: SshOptions, over: SshFile | None, folder: Path) -> SshOptions:
     if over is None:
         return base
-    key = base.identity_file if over.identity_file is None else str(folder / os.path.expanduser(over.identity_file))
+    key = base.identity_file if over.identity_file is None else _identity_path(over.identity_file, folder)
     return SshOptions(
         over.user or base.user,
         over.port or base.port,
@@ -280,6 +345,10 @@ def _merged(base: SshOptions, over: SshFile | None, folder: Path) -> SshOptions:
         over.proxy_jump or base.proxy_jump,
         over.host_keys or base.host_keys,
     )
+
+
+def _identity_path(text: str, folder: Path) -> str:
+    return str(folder / os.path.expanduser(text))
 
 
 def _gpus(gpus: int | list[int] | Literal["auto"]) -> int | tuple[int, ...] | Literal["auto"]:

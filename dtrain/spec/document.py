@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
-from dtrain.errors import Problem, SpecError
+from dtrain.errors import InFile, InOption, Problem, SpecError
 from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
 
 Value: TypeAlias = "dict[str, Value] | list[Value] | str | int | float | bool | None"
 Position: TypeAlias = tuple[int, int]  # line and column, from 1
+Order: TypeAlias = tuple[int, int, int]  # in which mistakes are told
 
 _MAX_BYTES = 256 * 1024
 _MAX_DEPTH = 20
@@ -32,8 +34,9 @@ class Document:
 
     shown: str  # the path as the user gave it
     values: dict[str, Value]
-    positions: dict[Place, Position]
+    positions: Mapping[Place, Position]
     plain: frozenset[Place]  # scalars without quotes
+    options: Mapping[Place, str] = field(default_factory=dict)  # what an option of the command line set, in the order typed
     faults: tuple[tuple[Position, Problem], ...] = ()  # what is wrong with the YAML itself, though it could be read
 
     def given(self, *at: str | int) -> bool:
@@ -45,22 +48,34 @@ class Document:
             value = value[str(part)]
         return value is not None
 
-    def places(self) -> dict[str, str]:
+    def emptied(self, *at: str | int) -> bool:
+        """Whether an option took away what stood there: `--set script=`."""
+        return at in self.options and not self.given(*at)
+
+    def last(self, places: Iterable[Place]) -> Place:
+        """The one that is told last: that of an option, or else of the latest line."""
+        return max(places, key=lambda at: self._where(at)[0])
+
+    def places(self) -> dict[str, InFile | InOption]:
         """Where each value stands, by its path as a person writes it."""
-        return {named(at): self._where(position) for at, position in self.positions.items()}
+        return {named(at): self._where(at)[1] for at in (*self.positions, *self.options)}
 
     def problems(self, mistakes: Iterable[Mistake]) -> list[Problem]:
-        """The document's own faults and these mistakes, in the order of the file."""
-        placed = [(self._position(m.at), Problem(self._where(self._position(m.at)), m.message, m.hint)) for m in mistakes]
-        return [problem for _, problem in sorted([*self.faults, *placed], key=lambda pair: pair[0])]
+        """The document's own faults and these mistakes, in the order of the file; those of options behind them."""
+        faults = [((0, *position), problem) for position, problem in self.faults]
+        placed = []
+        for mistake in mistakes:
+            order, place = self._where(mistake.at)
+            placed.append((order, Problem(place, mistake.message, mistake.hint)))
+        return [problem for _, problem in sorted([*faults, *placed], key=lambda pair: pair[0])]
 
-    def _position(self, at: Place) -> Position:
-        while at and at not in self.positions:
+    def _where(self, at: Place) -> tuple[Order, InFile | InOption]:
+        while at and at not in self.positions and at not in self.options:
             at = at[:-1]
-        return self.positions.get(at, (1, 1))
-
-    def _where(self, position: Position) -> str:
-        return f"{self.shown}:{position[0]}:{position[1]}"
+        if at in self.options:
+            return (1, list(self.options).index(at), 0), InOption(self.options[at])
+        line, column = self.positions.get(at, (1, 1))
+        return (0, line, column), InFile(self.shown, line, column)
 
 
 def read_document(path: Path, *, example: str) -> Document:
@@ -72,7 +87,7 @@ def parse_document(data: bytes, shown: str, *, example: str) -> Document:
     text = _decoded(data, shown)
     root = _composed(text, shown)
     if root is None:
-        raise _one(f"{shown}:1:1", "the file is empty", f"the shortest useful one is `{example}`")
+        raise _one(InFile(shown, 1, 1), "the file is empty", f"the shortest useful one is `{example}`")
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"the text {typed(root.value)}"
         hint = f"write keys and values, such as `{example}`"
@@ -81,33 +96,41 @@ def parse_document(data: bytes, shown: str, *, example: str) -> Document:
         raise _one(_at(shown, root.start_mark), f"the file holds {found}, not keys", hint)
     reading = _Reading(shown)
     values = reading.mapping(root, ())
-    return Document(shown, values, reading.positions, frozenset(reading.plain), tuple(reading.faults))
+    return Document(shown, values, reading.positions, frozenset(reading.plain), faults=tuple(reading.faults))
 
 
-def _one(where: str, message: str, hint: str | None) -> SpecError:
+def _one(where: InFile, message: str, hint: str | None) -> SpecError:
     return SpecError([Problem(where, message, hint)])
 
 
-def _at(shown: str, mark: Any) -> str:
-    return f"{shown}:{mark.line + 1}:{mark.column + 1}"
+def _at(shown: str, mark: Any) -> InFile:
+    return InFile(shown, mark.line + 1, mark.column + 1)
 
 
 def _read_bytes(path: Path) -> bytes:
     shown = str(path)
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        with open(path, "rb", opener=_open_at_once) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_BYTES + 1) if is_file else b""
     except FileNotFoundError:
-        raise _one(shown, "there is no such file", nearest_file(shown) or "the shortest one is a line: script: train.py") from None
+        raise _one(InFile(shown), "there is no such file", nearest_file(shown) or "the shortest one is a line: script: train.py") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
-        raise _one(shown, "is a folder, not a file", f"did you mean '{inside}'?" if inside.is_file() else "name a file in it") from None
+        hint = f"did you mean '{inside}'?" if inside.is_file() else "name a file in it"
+        raise _one(InFile(shown), "is a folder, not a file", hint) from None
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) else None
-        raise _one(typed(shown)[1:-1], f"cannot be read: {cause or error}", "name a file that you can read") from None
+        raise _one(InFile(typed(shown)[1:-1]), f"cannot be read: {cause or error}", "name a file that you can read") from None
+    if not is_file:
+        raise _one(InFile(shown), "is no ordinary file but a pipe, a socket or a device", "name a file on a disk")
     if len(data) > _MAX_BYTES:
-        raise _one(shown, f"is larger than {_MAX_BYTES // 1024} KiB", "is this the file that you meant?")
+        raise _one(InFile(shown), f"is larger than {_MAX_BYTES // 1024} KiB", "is this the file that you meant?")
     return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for, for ever
 
 
 def _decoded(data: bytes, shown: str) -> str:
@@ -115,12 +138,12 @@ def _decoded(data: bytes, shown: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", errors="replace")
-        where = f"{shown}:{_line_column(before)}"
+        where = _behind(before, shown)
         raise _one(where, f"byte 0x{data[error.start]:02x} is not UTF-8", "save the file as UTF-8") from None
 
 
-def _line_column(before: str) -> str:
-    return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+def _behind(before: str, shown: str) -> InFile:
+    return InFile(shown, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
 def _composed(text: str, shown: str) -> yaml.Node | None:
@@ -131,16 +154,16 @@ def _composed(text: str, shown: str) -> yaml.Node | None:
         loader = yaml.SafeLoader(text)
         return loader.get_single_node()
     except yaml.reader.ReaderError as error:
-        where = f"{shown}:{_line_column(text[: error.position])}"
+        where = _behind(text[: error.position], shown)
         raise _one(
             where, f"the character U+{error.character:04X} cannot stand in YAML", 'remove it, or write it as an escape in "..."'
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{shown}:1:1" if mark is None else _at(shown, mark)
+        where = InFile(shown, 1, 1) if mark is None else _at(shown, mark)
         raise _one(where, *_said_of_yaml(error, text)) from None
     except (ValueError, OverflowError, TypeError) as error:  # PyYAML lets these through: "\UFFFFFFFF", %YAML 1.<5000 digits>
-        where = f"{shown}:1:1" if loader is None else f"{shown}:{loader.line + 1}:{loader.column + 1}"
+        where = InFile(shown, 1, 1) if loader is None else _at(shown, loader)
         raise _one(where, f"this cannot be read as YAML: {error}", "write the text in single quotes") from None
 
 
@@ -262,7 +285,7 @@ class _Reading:
 
     def _fault(self, node: yaml.Node, message: str, hint: str) -> None:
         position = _position(node)
-        self.faults.append((position, Problem(f"{self.shown}:{position[0]}:{position[1]}", message, hint)))
+        self.faults.append((position, Problem(InFile(self.shown, *position), message, hint)))
 
 
 def _position(node: yaml.Node) -> Position:

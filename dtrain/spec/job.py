@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
+from dtrain.errors import InFile, InOption
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
 from dtrain.spec.document import Document
-from dtrain.spec.mistake import Mistake, Place, misspelt, nearest_file, typed
+from dtrain.spec.environment import env_of, secrets_mistakes
+from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, typed
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
 
@@ -59,7 +63,8 @@ class JobSpec:
     secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
     run: Run
     grace: float  # seconds from TERM to KILL
-    places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # "trainer.batch": "job.yaml:3:10"
+    overrides: tuple[str, ...] = field(default=(), compare=False)  # "--set trainer.epochs=3": how it came to be, not what it is
+    places: Mapping[str, InFile | InOption] = field(default_factory=dict, repr=False, compare=False)  # by "trainer.batch"
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,44 @@ class JobFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    name: str | None = None
-    cluster: str | ClusterFile | None = None
-    launcher: Launcher = "torchrun"
-    workdir: str = "."
-    sync: bool = True
-    outputs: str = "out"
-    env: dict[str, str | None] | None = None
-    secrets: list[str] | None = None
-    script: str | None = None
-    module: str | None = None
-    command: str | list[str] | None = None
-    trainer: TrainerConfig | None = None
-    args: str | list[str] | None = None
-    grace: float = 30.0
+    name: Annotated[
+        str | None, Field(description="What the job is called in status, logs and its outputs. Default: the name of this file's folder.")
+    ] = None
+    cluster: Annotated[
+        str | ClusterFile | None,
+        Field(description="Where to run: a cluster file, as a path relative to this file, or its keys. Absent: this machine."),
+    ] = None
+    launcher: Annotated[
+        Launcher, Field(description="What starts the workers. none: the command runs once on each node and starts its own.")
+    ] = "torchrun"
+    workdir: Annotated[
+        str, Field(description="The folder that goes to every node, relative to this file, without what .gitignore and .dtrainignore name.")
+    ] = "."
+    sync: Annotated[
+        bool, Field(description="false: workdir is an absolute path that every node has, as on a shared file system, and nothing is sent.")
+    ] = True
+    outputs: Annotated[
+        str, Field(description="A folder in workdir that persists on the nodes per job name. Workers find it in $DTRAIN_OUTPUT_DIR.")
+    ] = "out"
+    env: Annotated[
+        dict[str, str | None] | None,
+        Field(description="Variables of the workers, as text exactly as it is typed. Empty: taken from your environment."),
+    ] = None
+    secrets: Annotated[
+        list[str] | None,
+        Field(description="Names of variables that are taken from your environment and stand in no argv, plan, store or log."),
+    ] = None
+    script: Annotated[str | None, Field(description="A Python file in workdir, which every worker runs.")] = None
+    module: Annotated[str | None, Field(description="A Python module, which every worker runs as python -m does.")] = None
+    command: Annotated[
+        str | list[str] | None, Field(description="What every worker runs: a list is the argv itself, a text is a line for bash.")
+    ] = None
+    trainer: Annotated[TrainerConfig | None, Field(description="A built-in trainer in place of a script.")] = None
+    args: Annotated[
+        str | list[str] | None,
+        Field(description="Arguments of the script, module or command: a list, or a text, split as a shell would, nothing expanded."),
+    ] = None
+    grace: Annotated[float, Field(description="Seconds between TERM and KILL when the job is ended.")] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +128,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     """The job, and what is wrong with it; None only where something is."""
     name = _safe_name(around.path.parent.name) if file.name is None else file.name
     workdir, wrong_workdir = _workdir(file, around)
-    env, wrong_env = _env(file.env or {}, around.environ)
+    env, wrong_env = env_of(file.env or {}, file.launcher, around.environ)
     args, wrong_args = _args(file)
     run, wrong_run = _run(file, args, workdir, around)
     mistakes = [
@@ -107,7 +136,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         *wrong_workdir,
         *_outputs_mistakes(file, around.document, workdir),
         *wrong_env,
-        *_secrets_mistakes(file.secrets or [], env, around.environ),
+        *secrets_mistakes(file.secrets or [], env, file.launcher, around.environ),
         *wrong_args,
         *wrong_run,
     ]
@@ -119,7 +148,18 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         return None, mistakes
     outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())
     return JobSpec(
-        around.path, name, cluster, file.launcher, workdir, file.sync, outputs, env, secrets, run, file.grace, around.document.places()
+        around.path,
+        name,
+        cluster,
+        file.launcher,
+        workdir,
+        file.sync,
+        outputs,
+        env,
+        secrets,
+        run,
+        file.grace,
+        places=around.document.places(),
     ), mistakes
 
 
@@ -172,53 +212,6 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     return [Mistake(("outputs",), f"outputs {typed(text)} is no folder inside workdir", "write a relative path without '..', such as out")]
 
 
-def _env(texts: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[dict[str, str], list[Mistake]]:
-    env: dict[str, str] = {}
-    mistakes: list[Mistake] = []
-    for name, text in texts.items():
-        at = ("env", name)
-        if not name or "=" in name:
-            mistakes.append(Mistake(at, f"{typed(name)} cannot be a variable's name", "write NAME: value"))
-        elif text is not None:
-            env[name] = text
-        elif name not in environ:
-            mistakes.append(Mistake(at, f"{name} is not set here, and env gives it no value", f"export {name}, or write {name}: value"))
-        elif not is_text(environ[name]):
-            mistakes.append(Mistake(at, f"the value of {name} here is not UTF-8", f"write {name}: value"))
-        else:
-            env[name] = environ[name]
-    return env, mistakes
-
-
-def _secrets_mistakes(names: Sequence[str], env: Mapping[str, str], environ: Mapping[str, str]) -> list[Mistake]:
-    mistakes: list[Mistake] = []
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        at = ("secrets", index)
-        if not name or "=" in name:
-            hint = "a secret's value never stands in a file: write the name, and export the value before the launch"
-            mistakes.append(Mistake(at, "a secret is listed by its name alone", hint))
-        elif name in seen:
-            mistakes.append(Mistake(at, f"{name} stands here a second time", "remove one"))
-        elif name in env:
-            mistakes.append(Mistake(at, f"{name} stands in env too, which is shown and stored", "remove it from env"))
-        elif name not in environ:
-            mistakes.append(Mistake(at, f"the secret {name} is not set here", f"export {name} before the launch"))
-        elif not is_text(environ[name]):
-            mistakes.append(Mistake(at, f"the value of the secret {name} is not UTF-8", "set it to text"))
-        seen.add(name)
-    return mistakes
-
-
-def is_text(text: str) -> bool:
-    """Whether an argument or variable can carry it: not with a NUL, nor with bytes that the terminal gave but UTF-8 has not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
     if not isinstance(file.args, str):
         return tuple(file.args or ()), []
@@ -231,9 +224,10 @@ def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
 
 def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) -> tuple[Run | None, list[Mistake]]:
     document = around.document
-    there = [key for key in RUN_KEYS if key in document.values]
+    there = [key for key in RUN_KEYS if key in document.values and not document.emptied(key)]
     if len(there) > 1:
-        return None, [Mistake((there[1],), f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
+        at = document.last([(key,) for key in there])
+        return None, [Mistake(at, f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
     if not there:
         if misspelt(RUN_KEYS, (), around.wrong):
             return None, []

@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import Problem, SpecError
+from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterFile, ClusterSpec, cluster_spec, this_machine
-from dtrain.spec.document import read_document
-from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, is_text, job_spec
+from dtrain.spec.document import Document, read_document
+from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
 from dtrain.spec.mistake import Mistake, nearest_file, typed
+from dtrain.spec.override import Overrides, Setting, overridden, read_settings, selected
 from dtrain.spec.shape import fit, keys_at
 
 _JOB = TypeAdapter(JobFile)
 _CLUSTER = TypeAdapter(ClusterFile)
 _JOB_EXAMPLE = "script: train.py"
 _CLUSTER_EXAMPLE = "instances: [node1, node2]"
+_AS_IT_STANDS = Overrides()
+_THIS_MACHINE = Document("", {"instances": "1"}, {}, frozenset({("instances",)}))  # what is meant where no cluster is named
 
 
-def load_job(path: Path, *, cluster: Path | None = None, arguments: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> JobSpec:
+def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mapping[str, str] = os.environ) -> JobSpec:
     """The job in a file.
 
     Args:
-        cluster: a cluster file that takes the place of the job's own cluster.
-        arguments: appended to the job's args.
+        overrides: what the command line says instead of it.
         environ: where variables without a value, and secrets, are looked up.
 
     Raises:
-        SpecError: all that is wrong with the file, its cluster file and the arguments.
+        SpecError: all that is wrong with the file, its cluster file and the overrides.
     """
     document = read_document(path, example=_JOB_EXAMPLE)
     if "instances" in document.values and not any(key in document.values for key in RUN_KEYS):
         hint = f"give a job file, and this one with --cluster {document.shown} or in the job file as `cluster: {document.shown}`"
         raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint)]))
+    document, cluster_settings, others = _with_settings(document, overrides)
     file: JobFile | None
     file, mistakes = fit(_JOB, document, elsewhere=_hints(_CLUSTER, "it belongs to the cluster: write it under `cluster:`"))
-    others = _argument_problems(arguments)
     where = this_machine()
     spec: JobSpec | None = None
     if file is not None:
-        around = Around(_absolute(path), document, frozenset(mistake.at for mistake in mistakes), tuple(arguments), environ)
-        where, wrong_cluster, cluster_problems = _cluster_of(file, around, cluster)
+        around = Around(_absolute(path), document, frozenset(mistake.at for mistake in mistakes), overrides.arguments, environ)
+        where, wrong_cluster, cluster_problems = _cluster_of(file, around, overrides.cluster, cluster_settings)
+        if not wrong_cluster and not cluster_problems and not any(place[:1] == ("cluster",) for place in around.wrong):
+            where, cluster_problems = selected(where, overrides)
         spec, wrong_job = job_spec(file, where, around)
         mistakes += wrong_cluster + wrong_job
-        others += cluster_problems
-        if arguments and file.trainer is not None:
-            others.append(Problem("-- ARG...", "a trainer takes no arguments", "change the keys under trainer instead"))
+        others = cluster_problems + others
+        if overrides.arguments and file.trainer is not None:
+            others.append(Problem(InOption("-- ARG..."), "a trainer takes no arguments", "change the keys under trainer instead"))
     problems = document.problems(mistakes) + others
     if problems:
         raise SpecError(problems)
     assert spec is not None, "a job without mistakes is a job"
-    return spec
+    return replace(spec, overrides=overrides.as_typed())
 
 
-def load_cluster(path: Path) -> ClusterSpec:
-    """Raises SpecError: all that is wrong with the file."""
+def load_cluster(path: Path, settings: Sequence[Setting] = ()) -> ClusterSpec:
+    """Raises SpecError: all that is wrong with the file, and with what is set in it."""
     document = read_document(path, example=_CLUSTER_EXAMPLE)
     run_keys = [key for key in RUN_KEYS if key in document.values]
     if run_keys and "instances" not in document.values:
@@ -67,13 +73,18 @@ def load_cluster(path: Path) -> ClusterSpec:
             (run_keys[0],), "this is a job file; a cluster file is wanted", f"a cluster file has instances: `{_CLUSTER_EXAMPLE}`"
         )
         raise SpecError(document.problems([mistake]))
+    document, problems = overridden(document, settings)
+    absolute = _absolute(path)
+    return _cluster_in(document, absolute, absolute.parent, problems)
+
+
+def _cluster_in(document: Document, path: Path | None, folder: Path, others: Sequence[Problem]) -> ClusterSpec:
     file: ClusterFile | None
     file, mistakes = fit(_CLUSTER, document, elsewhere=_hints(_JOB, "it belongs into the job file"))
-    absolute = _absolute(path)
     if file is None:
-        raise SpecError(document.problems(mistakes))
-    spec, wrong = cluster_spec(file, (), path=absolute, folder=absolute.parent)
-    problems = document.problems(mistakes + wrong)
+        raise SpecError([*document.problems(mistakes), *others])
+    spec, wrong = cluster_spec(file, (), path=path, folder=folder)
+    problems = [*document.problems(mistakes + wrong), *others]
     if problems:
         raise SpecError(problems)
     return spec
@@ -84,19 +95,19 @@ def is_cluster_file(path: Path) -> bool:
     return "instances" in read_document(path, example=_JOB_EXAMPLE).values
 
 
-def benchmark_job(path: Path | None, config: AllreduceConfig) -> JobSpec:
+def benchmark_job(path: Path | None, config: AllreduceConfig, overrides: Overrides = _AS_IT_STANDS) -> JobSpec:
     """A job that measures instead of training.
 
     Args:
         path: a cluster file, or a job file whose cluster is meant; None: this machine.
 
     Raises:
-        SpecError: all that is wrong with the file.
+        SpecError: all that is wrong with the file and the overrides.
     """
     return JobSpec(
         path=_absolute(path or Path("benchmark-allreduce")),
         name="allreduce",
-        cluster=this_machine() if path is None else _any_cluster(path),
+        cluster=_any_cluster(path, overrides),
         launcher="torchrun",
         workdir=Path("/"),  # it needs no files
         sync=False,
@@ -105,11 +116,29 @@ def benchmark_job(path: Path | None, config: AllreduceConfig) -> JobSpec:
         secrets=(),
         run=config,
         grace=5.0,
+        overrides=overrides.as_typed(),
     )
 
 
-def _any_cluster(path: Path) -> ClusterSpec:
-    return load_cluster(path) if is_cluster_file(path) else load_job(path).cluster
+def _any_cluster(path: Path | None, overrides: Overrides) -> ClusterSpec:
+    if path is not None and not is_cluster_file(path):
+        return load_job(path, overrides).cluster
+    settings, problems = read_settings(overrides.settings)
+    hint = "write the keys of the cluster as --set cluster.KEY=VALUE"
+    problems += [Problem(InOption(s.option), "only a cluster is measured", hint) for s in settings if not s.is_for_the_clusters_file]
+    problems += overrides.problems()
+    if problems:
+        raise SpecError(problems)
+    below = [setting.below_cluster() for setting in settings]
+    if path is not None:
+        cluster = load_cluster(path, below)
+    else:
+        document, problems = overridden(_THIS_MACHINE, below)
+        cluster = _cluster_in(document, None, Path.cwd(), problems)
+    cluster, problems = selected(cluster, overrides)
+    if problems:
+        raise SpecError(problems)
+    return cluster
 
 
 def _absolute(path: Path) -> Path:
@@ -122,34 +151,55 @@ def _hints(other: TypeAdapter[Any], hint: str) -> dict[str, str]:
     return dict.fromkeys(keys_at(other, ()), hint)
 
 
-def _argument_problems(arguments: Sequence[str]) -> list[Problem]:
-    wrong = [argument for argument in arguments if not is_text(argument)]
-    return [Problem("-- ARG...", f"the argument {typed(argument)} is not UTF-8 text", "write it as UTF-8") for argument in wrong]
+def _with_settings(document: Document, overrides: Overrides) -> tuple[Document, list[Setting], list[Problem]]:
+    """The job file with what is set in it, what is to be set in the cluster's own file, and what is wrong with all of it."""
+    settings, problems = read_settings(overrides.settings)
+    problems += overrides.problems()
+    document, wrong = overridden(document, [setting for setting in settings if not setting.is_for_the_clusters_file])
+    problems += wrong
+    in_cluster = [setting for setting in settings if setting.is_for_the_clusters_file]
+    if overrides.cluster is not None:
+        doubled = [setting for setting in settings if setting.at == ("cluster",)]
+        problems += [Problem(InOption(s.option), "--cluster names another cluster", "keep one of them") for s in doubled]
+        return document, [setting.below_cluster() for setting in in_cluster], problems
+    if isinstance(document.values.get("cluster"), str) and document.given("cluster"):
+        return document, [setting.below_cluster() for setting in in_cluster], problems
+    if in_cluster and not document.given("cluster"):
+        document = replace(
+            document,
+            values={**document.values, "cluster": copy.deepcopy(_THIS_MACHINE.values)},
+            plain=document.plain | {("cluster", *place) for place in _THIS_MACHINE.plain},
+        )
+    document, wrong = overridden(document, in_cluster)
+    return document, [], problems + wrong
 
 
-def _cluster_of(file: JobFile, around: Around, override: Path | None) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
+def _cluster_of(
+    file: JobFile, around: Around, override: Path | None, settings: Sequence[Setting]
+) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
     """The cluster, what is wrong in the job file about it, and what is wrong in the cluster's own file."""
     at = ("cluster",)
     if isinstance(file.cluster, ClusterFile):
         spec, mistakes = cluster_spec(file.cluster, at, path=None, folder=around.path.parent)
-        return (spec, mistakes, []) if override is None else _cluster_file(override, mistakes)
+        return (spec, mistakes, []) if override is None else _cluster_file(override, mistakes, settings)
     if override is not None:
-        return _cluster_file(override, [])
+        return _cluster_file(override, [], settings)
     if not file.cluster:
-        is_empty = ("cluster" in around.document.values and not around.document.given("cluster")) or file.cluster == ""
+        is_empty = ("cluster" in around.document.values and not around.document.given(*at)) or file.cluster == ""
         hint = "name a cluster file, or remove the key to train on this machine"
-        return this_machine(), [Mistake(at, "cluster is empty", hint)] if is_empty else [], []
+        wrong = is_empty and not around.document.emptied(*at)
+        return this_machine(), [Mistake(at, "cluster is empty", hint)] if wrong else [], []
     path = Path(around.document.shown).parent / os.path.expanduser(file.cluster)
     if os.path.isdir(path):
         return this_machine(), [Mistake(at, f"the cluster {typed(file.cluster)} is a folder", "name a file in it")], []
     if not os.path.exists(path):
         hint = nearest_file(str(path)) or f"a path relative to {around.path.parent}, or a mapping with instances"
         return this_machine(), [Mistake(at, f"the cluster file {typed(file.cluster)} is not there", hint)], []
-    return _cluster_file(path, [])
+    return _cluster_file(path, [], settings)
 
 
-def _cluster_file(path: Path, mistakes: list[Mistake]) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
+def _cluster_file(path: Path, mistakes: list[Mistake], settings: Sequence[Setting]) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
     try:
-        return load_cluster(path), mistakes, []
+        return load_cluster(path, settings), mistakes, []
     except SpecError as error:
         return this_machine(), mistakes, list(error.problems)

@@ -33,11 +33,25 @@ def typed(text: str) -> str:
     return repr(text if len(text) <= _MAX_TYPED else text[:_MAX_TYPED] + "...")
 
 
+def is_text(text: str) -> bool:
+    """Whether an argument or variable can carry it: not with a NUL, nor with bytes that the terminal gave but UTF-8 has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """`did you mean 'address'?`, or None where no word is near."""
+    found = nearest_word(word, words)
+    return None if found is None else f"did you mean '{found}'?"
+
+
+def nearest_word(word: str, words: Iterable[str]) -> str | None:
     by_lower_case = {known.lower(): known for known in words}
     found = difflib.get_close_matches(word.lower()[:100], by_lower_case, n=1)
-    return f"did you mean '{by_lower_case[found[0]]}'?" if found else None
+    return by_lower_case[found[0]] if found else None
 
 
 def misspelt(keys: Collection[str], at: Place, wrong: Collection[Place]) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dtrain.spec.document import Document, Value
-from dtrain.spec.mistake import Mistake, Place, named, nearest, typed
+from dtrain.spec.mistake import Mistake, Place, named, typed
+from dtrain.spec.words import meant, not_yet, synonym
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -28,6 +29,7 @@ _WANTED = {
     "model_type": "a mapping",
     "dataclass_type": "a mapping",
 }
+_MOST_GUESSES = 100  # at what was meant by an unknown key; of so many none is read anyway
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -135,7 +137,7 @@ def _mistakes(
     wanted: dict[Place, list[str]] = {}
     for at, error in errors:
         if error["type"] in _UNKNOWN:
-            mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}))
+            mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}, guess=len(mistakes) < _MOST_GUESSES))
         elif error["type"] == "missing":
             owner = f"{named(at)} " if at else ""
             mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it"))
@@ -152,17 +154,33 @@ def _mistakes(
     return mistakes
 
 
-def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str]) -> Mistake:
+def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str], *, guess: bool) -> Mistake:
     known = keys_at(shape, at[:-1])
     key = str(at[-1])
-    return Mistake(at, f"unknown key {typed(key)}", elsewhere.get(key) or nearest(key, known) or f"known here: {', '.join(known)}")
+    if instead := not_yet(at):
+        return Mistake(at, f"{key} is not supported yet", instead)
+    hint = (elsewhere.get(key) or _likely(shape, key, known)) if guess else None
+    return Mistake(at, f"unknown key {typed(key)}", hint or f"known here: {', '.join(known)}")
+
+
+def _likely(shape: TypeAdapter[Any], key: str, known: Sequence[str]) -> str | None:
+    """For a key that is misspelt, or stands at the wrong level of its file, or both."""
+    homes = _homes(shape)
+    found = synonym(key, known) or (key if key in homes else meant(key, (*known, *homes)))
+    if found is None or found in known:
+        return None if found is None else f"did you mean '{found}'?"
+    at = homes[found]
+    home = f"it is a key of `{named(at)}`: write it there, further in" if at else "it stands at the top level: write it without indentation"
+    return home if found == key else f"did you mean '{found}'? {home}"
 
 
 def _wrong_type(at: Place, wants: Sequence[str], document: Document) -> Mistake:
     found = _value_at(document.values, at)
     said = "but nothing is there" if found is None else f"not {_described(found)}"
     wanted = wants[0] if len(wants) == 1 else f"{', '.join(wants[:-1])} or {wants[-1]}"
-    return Mistake(at, f"{named(at)} must be {wanted}, {said}", _hint_for(found, wants, at in document.plain))
+    if isinstance(found, str) and (instead := not_yet((*at, found))):
+        return Mistake(at, f"{named(at)}: {found} is not supported yet", instead)
+    return Mistake(at, f"{named(at)} must be {wanted}, {said}", _hint_for(at, found, wants, at in document.plain))
 
 
 def _described(value: Value) -> str:
@@ -175,11 +193,13 @@ def _described(value: Value) -> str:
             return typed(str(value))
 
 
-def _hint_for(found: Value, wants: Sequence[str], is_plain: bool) -> str | None:
+def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> str:
     if found is None:
         return 'write "" for an empty text' if wants == ["text"] else "give it a value, or remove the key"
+    if at == ("cluster",) and isinstance(found, list):
+        return f"write cluster: {{instances: [{', '.join(map(str, found[:3]))}{', ...' if len(found) > 3 else ''}]}}"
     if isinstance(found, dict | list):
-        return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else None
+        return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else _example(wants)
     text = str(found)
     if not is_plain and any(fits(text) for want, fits in _FITS.items() if want in wants):
         return "remove the quotes"
@@ -187,19 +207,34 @@ def _hint_for(found: Value, wants: Sequence[str], is_plain: bool) -> str | None:
         return f"write {_SWITCHES[text.lower()]}"
     if "a whole number" in wants and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
         return f"write {decimal[1]}"
-    if meant := nearest(text, [word for want in wants for word in re.findall(r"'([^']*)'", want)]):
-        return meant
+    if "a whole number" in wants and _NUMBER.fullmatch(text) and abs(float(text)) < 1e15 and float(text).is_integer():
+        return f"write {float(text):.0f}"
+    words = [word for want in wants for word in re.findall(r"'([^']*)'", want)]
+    if likely := meant(text, words):
+        return f"did you mean '{likely}'?"
     if "a list" in wants and "'auto'" not in wants:
         return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
     if "a mapping" in wants:
         return "write 'key: value' lines below it, further in"
-    return None
+    return _example(wants)
+
+
+def _example(wants: Sequence[str]) -> str:
+    examples = [_EXAMPLES[want] for want in wants if want in _EXAMPLES]
+    return examples[0] if examples else "write one of these, or leave the key out"
 
 
 _FITS: Mapping[str, Callable[[str], object]] = {
     "a whole number": _WHOLE.fullmatch,
     "a number": _NUMBER.fullmatch,
     "true or false": ("true", "false").__contains__,
+}
+_EXAMPLES = {
+    "a whole number": "digits alone, such as 8",
+    "a number": "such as 30, 0.5 or 1e-3",
+    "true or false": "write true or false",
+    "a mapping": "write 'key: value' lines below it, further in",
+    "a list": "write one item a line, each after '- '",
 }
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "y", "on", "1"), "true"),
@@ -210,6 +245,22 @@ _SWITCHES = {
 @lru_cache
 def _schema(shape: TypeAdapter[Any]) -> dict[str, Any]:
     return shape.json_schema()
+
+
+@lru_cache
+def _homes(shape: TypeAdapter[Any]) -> dict[str, Place]:
+    """The mapping that each key belongs to, the outermost where there are several."""
+    schema = _schema(shape)
+    definitions = schema.get("$defs", {})
+    homes: dict[str, Place] = {}
+    waiting: list[tuple[Place, Any]] = [((), schema)]
+    for at, found in waiting:
+        for key, inner in found.get("properties", {}).items():
+            homes.setdefault(key, at)
+            for branch in _branches(inner, definitions):
+                inside = _branches(branch["items"], definitions) if "items" in branch else [branch]
+                waiting += [((*at, key), each) for each in inside]
+    return homes
 
 
 def _inside(schema: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[Any]:

@@ -19,7 +19,7 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
     if isinstance(document.values["trainer"], dict):
         mistakes += _one_of(("trainer",), ("epochs", "iterations"), "it says how long to train", document, wrong)
         if isinstance(document.values["trainer"].get("batch"), dict):
-            mistakes += _one_of(("trainer", "batch"), ("global", "per_replica"), "the other follows from it", document, wrong)
+            mistakes += _lacking(("trainer", "batch"), ("global", "per_replica"), "the other follows from it", document, wrong)
     if trainer is None:
         return mistakes
     batch = trainer.batch
@@ -33,15 +33,17 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
         *_at_least_1(("trainer", "batch", "micro_batches"), batch.micro_batches),
     ]
     if trainer.pipeline is not None:
-        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document)
+        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document, wrong)
     if trainer.learning_rate <= 0:
-        mistakes.append(Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}"))
+        mistakes.append(
+            Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}", "such as 0.1")
+        )
     if trainer.seed < 0:
-        mistakes.append(Mistake(("trainer", "seed"), f"trainer.seed must be at least 0, not {trainer.seed}"))
+        mistakes.append(Mistake(("trainer", "seed"), f"trainer.seed must be at least 0, not {trainer.seed}", "such as 0"))
     return mistakes
 
 
-def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, document: Document) -> list[Mistake]:
+def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, document: Document, wrong: Collection[Place]) -> list[Mistake]:
     at = ("trainer", "pipeline", "stages")
     if pipeline.stages < 1:
         return _at_least_1(at, pipeline.stages)
@@ -60,7 +62,7 @@ def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, documen
                 f"write `batch: {{micro_batches: {good}, ...}}`: then a worker waits {bubble:.0%} of its time; at least {least}",
             )
         )
-    if document.given("trainer", "data_parallel"):
+    if document.given("trainer", "data_parallel") and ("trainer", "data_parallel") not in wrong:
         hint = "leave data_parallel out: the replicas of a stage add up their gradients after the last micro-batch"
         mistakes.append(
             Mistake(("trainer", "data_parallel"), "DDP cannot hold the stages of a pipeline, whose backward passes it would miss", hint)
@@ -79,11 +81,15 @@ def _target_mistakes(key: Kind, name: str) -> list[Mistake]:
 def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
     given = [key for key in keys if document.given(*at, key)]
     if len(given) > 1:
-        return [Mistake((*at, given[1]), f"{named(at)} has both {' and '.join(given)}", "keep one of them")]
-    if given or misspelt(keys, at, wrong):
+        return [Mistake(document.last([(*at, key) for key in given]), f"{named(at)} has both {' and '.join(given)}", "keep one of them")]
+    return _lacking(at, keys, why, document, wrong)
+
+
+def _lacking(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
+    if any(document.given(*at, key) for key in keys) or misspelt(keys, at, wrong):
         return []
     return [Mistake(at, f"{named(at)} lacks one of {' and '.join(keys)}", f"add one of them: {why}")]
 
 
 def _at_least_1(at: Place, number: int | None) -> list[Mistake]:
-    return [Mistake(at, f"{named(at)} must be at least 1, not {number}")] if number is not None and number < 1 else []
+    return [Mistake(at, f"{named(at)} must be at least 1, not {number}", "such as 1")] if number is not None and number < 1 else []

@@ -134,12 +134,20 @@ def indices(plan: BatchPlan, *, seed: int, epoch: int, iteration: int, replica: 
 
 
 def _check_counts(config: BatchConfig, replicas: int) -> None:
-    if (config.global_ is None) == (config.per_replica is None):
-        raise ValueError("a batch has exactly one of global and per_replica; the other follows from the number of replicas")
+    if config.global_ is None and config.per_replica is None:
+        raise ValueError("a batch has one of global and per_replica; the other follows from the number of replicas")
     counts = {"global": config.global_, "per_replica": config.per_replica, "micro_batches": config.micro_batches, "replicas": replicas}
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name} is {count}; it must be at least 1")
+    if config.global_ is not None and config.per_replica is not None and config.global_ != replicas * config.per_replica:
+        raise ValueError(_contradiction(config.global_, config.per_replica, replicas))
+
+
+def _contradiction(global_batch_size: int, per_replica: int, replicas: int) -> str:
+    problem = f"global batch {global_batch_size} is not replicas {replicas} x per-replica {per_replica} = {replicas * per_replica}"
+    exact = "" if global_batch_size % replicas else f", or per_replica {global_batch_size // replicas}"
+    return f"{problem}; leave one of them out, or write global {replicas * per_replica}{exact}"
 
 
 def _global_remainder(global_batch_size: int, replicas: int, micro_batches: int) -> str:

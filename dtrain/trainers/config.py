@@ -14,15 +14,20 @@ from typing import Any, ClassVar, Literal
 _FILE_KEYS: dict[str, Any] = {"extra": "forbid", "alias_generator": lambda name: name.rstrip("_")}
 
 
+def _says(description: str) -> dict[str, str]:
+    """What a key means, for pydantic's JSON Schema, which reads a field's metadata: this file cannot import pydantic."""
+    return {"description": description}
+
+
 @dataclass(frozen=True)
 class BatchConfig:
-    """Exactly one of global_ and per_replica is given; global = replicas x per_replica, always."""
+    """global = replicas x per_replica, always: one of them is enough, and who gives both is told where they contradict."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
-    global_: int | None = None  # examples an iteration over all replicas
-    per_replica: int | None = None  # examples an iteration on one replica
-    micro_batches: int = 1  # parts that a replica's batch is cut into
+    global_: int | None = field(default=None, metadata=_says("Examples an iteration over all replicas."))
+    per_replica: int | None = field(default=None, metadata=_says("Examples an iteration on one replica."))
+    micro_batches: int = field(default=1, metadata=_says("Parts that a replica's batch is cut into."))
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,16 @@ class PipelineConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
-    stages: int
-    schedule: Literal["1F1B", "GPipe", "interleaved", "simple"] = "1F1B"  # the last two are SageMaker's words for the first two
-    partition: Literal["parameters", "uniform"] = "parameters"  # what the stages get alike of: parameters, or layers
+    stages: int = field(metadata=_says("Parts that the model is cut into, one a worker. replicas = cluster size / stages."))
+    schedule: Literal["1F1B", "GPipe", "interleaved", "simple"] = field(
+        default="1F1B",
+        metadata=_says(
+            "1F1B alternates forward and backward, GPipe runs all forward first. interleaved and simple are SageMaker's words for the two."
+        ),
+    )
+    partition: Literal["parameters", "uniform"] = field(
+        default="parameters", metadata=_says("What the stages get alike of: parameters, or layers (uniform).")
+    )
 
 
 @dataclass(frozen=True)
@@ -42,16 +54,25 @@ class TrainerConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
-    model: str  # a built-in name, or package.module:function that returns a torch.nn.Module
-    data: str  # a built-in name, or package.module:function that returns (train, test) datasets
-    batch: BatchConfig = field(default_factory=lambda: BatchConfig(per_replica=64))
-    epochs: int | None = None
-    iterations: int | None = None
-    learning_rate: float = 0.1
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    seed: int = 0
-    data_parallel: Literal["ddp"] = "ddp"  # without a pipeline
-    pipeline: PipelineConfig | None = None
+    model: str = field(metadata=_says("A built-in name (digits_cnn, gpt), or package.module:function that returns a torch.nn.Module."))
+    data: str = field(metadata=_says("A built-in name (digits, text), or package.module:function that returns (train, test) datasets."))
+    batch: BatchConfig = field(
+        default_factory=lambda: BatchConfig(per_replica=64),
+        metadata=_says("global = replicas x per_replica, always: one of them is enough. Default: {per_replica: 64}."),
+    )
+    epochs: int | None = field(
+        default=None, metadata=_says("How often to go through the training examples. Exactly one of epochs and iterations is given.")
+    )
+    iterations: int | None = field(default=None, metadata=_says("How many global batches to train on."))
+    learning_rate: float = field(default=0.1, metadata=_says("The optimizer's step size."))
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", metadata=_says("sgd has momentum 0.9."))
+    seed: int = field(default=0, metadata=_says("Of the model's first parameters and the order of the examples."))
+    data_parallel: Literal["ddp"] = field(
+        default="ddp", metadata=_says("How replicas share their gradients. Not with a pipeline, which does that by itself.")
+    )
+    pipeline: PipelineConfig | None = field(
+        default=None, metadata=_says("Cut the model into stages. Without it every worker is a replica of the whole model.")
+    )
 
     def to_json(self) -> str:
         """With the keys that a job file has; a plan shows it."""

@@ -15,7 +15,7 @@ from dtrain.trainers.errors import TargetError
 from dtrain.trainers.layout import PipelinePlan
 from dtrain.trainers.partition import Layer
 from dtrain.trainers.torch_compat import metadata
-from dtrain.trainers.zoo import target_of
+from dtrain.trainers.zoo import file_of, target_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def layered(model: nn.Module, name: str, example: torch.Tensor) -> LayeredModel:
             return LayeredModel(model, tuple(model._modules), tuple(model))  # not named_children(), which leaves out repetitions
         raise TargetError(
             f"pipeline: {name} returned a {type(model).__name__}, and nothing says what its layers are",
-            hint=f"return a torch.nn.Sequential, or define pipeline_layers(model) in {module.__file__}: its layers in order",
+            hint=f"return a torch.nn.Sequential, or define pipeline_layers(model) in {file_of(module)}: its layers in order",
         )
     layers: Any = pipeline_layers(model)
     if not isinstance(layers, list | tuple) or not layers or not all(isinstance(layer, nn.Module) for layer in layers):

@@ -11,6 +11,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 from dtrain.trainers.errors import TargetError
@@ -97,15 +98,21 @@ def resolve(kind: Kind, name: str) -> Callable[[], Any]:
             raise  # the module is there, something that it imports is not
         file = module_name.replace(".", "/") + ".py"
         raise TargetError(
-            f"{kind}: '{target}' names a module that does not exist: {missing}", hint=f"it is looked for as {file} in {os.getcwd()}"
+            f"{kind}: '{target}' names a module that does not exist: {missing}", hint=f"it is looked for as {file} in the job's workdir"
         ) from None
     function = getattr(module, function_name, None)
     if function is None:
         close = difflib.get_close_matches(function_name, vars(module), n=1)
-        hint = f"did you mean '{module_name}:{close[0]}'?" if close else f"define it in {module.__file__}"
+        hint = f"did you mean '{module_name}:{close[0]}'?" if close else f"define it in {file_of(module)}"
         raise TargetError(f"{kind}: module {module_name} has no '{function_name}'", hint=hint)
     if not callable(function):
         raise TargetError(
             f"{kind}: {target} is of type {type(function).__name__}, which cannot be called", hint="name a function that returns it"
         )
     return function  # type: ignore[no-any-return]
+
+
+def file_of(module: ModuleType) -> str:
+    """Where the user finds a module: as in the job's workdir, of which a worker's working directory is a copy."""
+    file = os.path.relpath(module.__file__ or "")
+    return (module.__file__ or module.__name__) if file.startswith("..") or not module.__file__ else file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -42,7 +43,7 @@ def test_a_batch_that_does_not_fit_what_the_nodes_have(workspace: Workspace) -> 
     workspace.write("job.yaml", f"{trainer}cluster: {{instances: 1, device: cpu, dir: {workspace.nodes}}}\n")
     result = workspace.dtrain("launch")
     assert result.code == 65
-    assert "error: job.yaml:1:55" in result.err and "63" in result.err and "hint: " in result.err
+    assert "error: job.yaml:1:63" in result.err and "63" in result.err and "hint: " in result.err
     assert "Traceback" not in result.err and result.out == ""
     assert not (workspace.root / "state/dtrain/jobs").exists()
 
@@ -101,7 +102,7 @@ def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", job, "--dry-run", env={"TOKEN": "s3cr3t"})
     assert result.code == 0, result.err
     assert "cluster size 4 = 2 instances x 2 GPUs per instance" in result.out
-    assert "--node-rank=1" in result.out and "train.py --lr 1e-4" in result.out and "TOKEN=<secret>" in result.out
+    assert "--node-rank=1" in result.out and "train.py --lr 1e-4" in result.out and "TOKEN=***" in result.out
     assert "s3cr3t" not in result.out + result.err
     assert max(map(len, result.out.splitlines()[:6])) <= 80
     plan = json.loads(workspace.dtrain("launch", job, "--dry-run", "--json", env={"TOKEN": "x"}).out)
@@ -110,7 +111,7 @@ def test_a_dry_run_touches_nothing(workspace: Workspace) -> None:
 
 
 def test_every_command_shows_an_example(workspace: Workspace) -> None:
-    for command in ("", "launch", "status", "logs", "stop", "fetch", "benchmark-allreduce"):
+    for command in ("", "launch", "status", "logs", "stop", "fetch", "benchmark-allreduce", "init", "schema"):
         result = workspace.dtrain(*command.split(), "-h")
         assert result.code == 0
         assert f"Example: dtrain {command}".rstrip() in result.out
@@ -141,3 +142,49 @@ def test_fetch_into_a_place_that_does_not_take_it(workspace: Workspace) -> None:
         result = workspace.dtrain("fetch", "--to", place)
         assert result.code == 78
         assert "the outputs cannot be written" in result.err and "hint: " in result.err and "Traceback" not in result.err
+
+
+def test_mistakes_are_data_for_scripts(workspace: Workspace) -> None:
+    """On stdout as JSON, and for the person on stderr; of many mistakes the first 20 and their number."""
+    keys = "".join(f"key{number}: x\n" for number in range(30))
+    job = workspace.write("job.yaml", f"script: trian.py\n{keys}")
+    workspace.write("train.py", "")
+    result = workspace.dtrain("launch", job.name, "--dry-run", "--json", "--set", "grace=soon")
+    assert result.code == 65 and "Traceback" not in result.err
+    told = json.loads(result.out)
+    assert (told["schema_version"], told["num_mistakes"], len(told["mistakes"])) == (1, 32, 20)
+    assert told["mistakes"][0] == {
+        "where": {"file": "job.yaml", "line": 1, "column": 1},
+        "message": "script trian.py is not there",
+        "hint": "did you mean 'train.py'?",
+    }
+    assert result.err.count("unknown key") == 19 and result.err.endswith("and 12 more mistakes\n")
+    job.write_text("script: train.py\n")
+    result = workspace.dtrain("launch", "--dry-run", "--json", "--set", "grace=soon", "--nodes", "n1")
+    assert result.code == 65
+    assert [mistake["where"] for mistake in json.loads(result.out)["mistakes"]] == [{"option": "--set grace"}, {"option": "--nodes"}]
+    result = workspace.dtrain("benchmark-allreduce", "none.yaml", "--json")
+    assert result.code == 65
+    assert json.loads(result.out)["mistakes"][0]["where"] == {"file": "none.yaml", "line": None, "column": None}
+    batch = "trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\ncluster: {instances: 2, gpus_per_instance: 1}\n"
+    result = workspace.dtrain("launch", workspace.write("batch.yaml", batch), "--dry-run", "--json")
+    assert result.code == 65 and json.loads(result.out)["mistakes"][0]["where"]["column"] == 63
+
+
+def test_what_a_launch_overrode_stands_in_its_status(workspace: Workspace) -> None:
+    """The plan is that of the options, and the job's record says how it came to be."""
+    workspace.write("show.py", "import os, sys\nprint(os.environ['A'], *sys.argv[1:])\n")
+    job = workspace.job("script: show.py\nenv: {A: file}\nargs: [a]\n", instances=3)
+    result = workspace.dtrain("launch", job.name, "--set", "env.A=08", "--exclude", "node[1-2]", "--", "b c")
+    assert result.code == 0, result.err
+    assert workspace.dtrain("logs").out == "[0] 08 a b c\n"
+    status = workspace.status()
+    assert status["overrides"] == ["--exclude 'node[1-2]'", "--set env.A=08", "-- 'b c'"]
+    assert [node["node"] for node in status["nodes"]] == ["node0"]
+
+
+def test_a_pipe_that_nobody_writes_to_is_answered_at_once(workspace: Workspace) -> None:
+    os.mkfifo(workspace.workdir / "pipe")
+    result = workspace.dtrain("launch", "pipe", timeout_s=30)
+    assert result.code == 65
+    assert result.err.startswith("error: pipe: is no ordinary file") and "hint: " in result.err

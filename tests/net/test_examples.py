@@ -17,11 +17,15 @@ pytestmark = pytest.mark.net
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_example(workspace: Workspace, name: str) -> tuple[Result, list[dict[str, Any]]]:
-    """What a job file of cluster-examples says, and the metrics that it reported."""
+def copy_examples(workspace: Workspace) -> None:
     shutil.copytree(ROOT / "cluster-examples", workspace.workdir / "cluster-examples")
     local = workspace.workdir / "cluster-examples/local.yaml"
     local.write_text(local.read_text() + f"dir: {workspace.nodes}\n")  # else it would use the node folder of whoever runs this
+
+
+def run_example(workspace: Workspace, name: str) -> tuple[Result, list[dict[str, Any]]]:
+    """What a job file of cluster-examples says, and the metrics that it reported."""
+    copy_examples(workspace)
     result = workspace.dtrain("launch", f"cluster-examples/{name}.yaml")
     assert result.code == 0, result.err
     metrics = [path.read_text() for path in workspace.nodes.rglob("metrics.jsonl")]
@@ -48,6 +52,15 @@ def test_the_digits_are_learned_by_replicas_of_a_pipeline(workspace: Workspace) 
     assert "global batch 64 = 2 replicas x per-replica batch 32" in result.err
     assert "micro-batch 8 = per-replica batch 32 / micro-batches 4" in result.err
     assert metrics[-1]["evaluation"]["test accuracy"] > 0.9
+
+
+def test_a_script_of_ones_own_fits_one_line_on_all_workers(workspace: Workspace) -> None:
+    copy_examples(workspace)
+    command = ("launch", "cluster-examples/script.yaml", "--cluster", "cluster-examples/local.yaml", "--", "--learning-rate", "0.3")
+    result = workspace.dtrain(*command)
+    assert result.code == 0, result.err
+    for rank in range(4):
+        assert f"[{rank}] rank {rank} of 4: y = 3.00 x + 2.00" in result.err
 
 
 BROKEN = """

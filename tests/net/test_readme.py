@@ -31,8 +31,11 @@ def test_every_command_of_the_readme_works(workspace: Workspace) -> None:
     local.write_text(local.read_text() + f"dir: {workspace.nodes}\n")  # else it would use the node folder of whoever runs this
     said = {}
     for command in commands:
-        result = workspace.dtrain(*shlex.split(command)[1:])
+        words, _, file = command.partition(" > ")
+        result = workspace.dtrain(*shlex.split(words)[1:])
         assert result.code == 0, f"{command}\n{result.err}"
+        if file:
+            workspace.write(file, result.out)
         said[command] = result
     accuracy = re.search(r"^test accuracy ([0-9.]+)%$", said[commands[1]].err, re.M)
     assert accuracy is not None, said[commands[1]].err
@@ -75,8 +78,9 @@ def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
         "bastion": "24 = 3 instances x 8",
         "mixed-gpus": "16 = 8 + 4 + 4 GPUs",
     }
-    jobs = {"digits", "pipeline", "hybrid", "mpirun", "own-launcher"}
+    jobs = {"script", "digits", "pipeline", "hybrid", "mpirun", "own-launcher"}
     assert {path.stem for path in (ROOT / "cluster-examples").glob("*.yaml")} == {*wanted, *jobs}
+    assert {*re.findall(r"^\| \[(.*)\.yaml\]", README, re.M)} == {*wanted, *jobs}  # the README's tables of them
     for name, size in wanted.items():
         result = workspace.dtrain("launch", "cluster-examples/digits.yaml", "--dry-run", "--cluster", f"cluster-examples/{name}.yaml")
         assert (result.code, size in result.out) == (0, True), result.out + result.err

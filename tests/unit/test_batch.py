@@ -16,6 +16,7 @@ from dtrain.trainers.config import BatchConfig
         (BatchConfig(per_replica=64), 4, 1437, BatchPlan(256, 4, 64, 1, 64, 1437, 5)),  # 157 examples wait for another epoch's shuffle
         (BatchConfig(per_replica=64, micro_batches=4), 2, None, BatchPlan(128, 2, 64, 4, 16, None, None)),
         (BatchConfig(global_=8, micro_batches=2), 4, 8, BatchPlan(8, 4, 2, 2, 1, 8, 1)),
+        (BatchConfig(global_=8, per_replica=4), 2, None, BatchPlan(8, 2, 4, 1, 4, None, None)),  # both, and they agree
     ],
 )
 def test_the_plan_of_a_batch(config: BatchConfig, replicas: int, num_examples: int | None, expected: BatchPlan) -> None:
@@ -69,13 +70,19 @@ def test_the_plan_of_a_batch(config: BatchConfig, replicas: int, num_examples: i
             BatchConfig(),
             1,
             None,
-            "a batch has exactly one of global and per_replica; the other follows from the number of replicas",
+            "a batch has one of global and per_replica; the other follows from the number of replicas",
         ),
         (
             BatchConfig(global_=8, per_replica=4),
-            2,
+            4,
             None,
-            "a batch has exactly one of global and per_replica; the other follows from the number of replicas",
+            "global batch 8 is not replicas 4 x per-replica 4 = 16; leave one of them out, or write global 16, or per_replica 2",
+        ),
+        (
+            BatchConfig(global_=8, per_replica=4),
+            3,
+            None,
+            "global batch 8 is not replicas 3 x per-replica 4 = 12; leave one of them out, or write global 12",
         ),
         (BatchConfig(global_=0), 1, None, "global is 0; it must be at least 1"),
         (BatchConfig(global_=8, micro_batches=0), 1, None, "micro_batches is 0; it must be at least 1"),

@@ -133,7 +133,8 @@ LAYERS: dict[str, Any] = {
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A user's module without pipeline_layers, which a test may add."""
+    """A user's module without pipeline_layers, which a test may add, in the folder that workers run in."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "task_of_stage_test.py").write_text("def model():\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "task_of_stage_test", raising=False)
@@ -158,7 +159,11 @@ def test_layers_keep_the_models_names(task: Any) -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (None, "returned a Net, and nothing says what its layers are\nhint: return a torch.nn.Sequential, or define pipeline_layers"),
+        (
+            None,
+            "returned a Net, and nothing says what its layers are\n"
+            "hint: return a torch.nn.Sequential, or define pipeline_layers(model) in task_of_stage_test.py:",
+        ),
         ("forgotten", "one after the other, do not give what the model gives"),
         ("incomplete", "no layer of task_of_stage_test:pipeline_layers has the parameter second.weight"),
         ("no_list", "returned no list of layers"),

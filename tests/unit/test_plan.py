@@ -15,7 +15,7 @@ from dtrain.launchers import node_commands
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.render.plan import print_plan
-from dtrain.spec import JobSpec, load_job
+from dtrain.spec import JobSpec, Overrides, load_job
 
 LOOPBACK = Address("lo", "127.0.0.1", 8, 0)
 
@@ -176,9 +176,24 @@ def test_the_batch_is_shared_out_over_the_replicas(tmp_path: Path) -> None:
     assert plan.total_iterations == 66
 
 
+def test_a_batch_that_gives_both_sizes_is_held_to_the_clusters_replicas(tmp_path: Path) -> None:
+    """2 instances x 4 GPUs are a cluster size of 8; the answer stands at the option where that says the size."""
+    cluster = "{instances: 2, gpus_per_instance: 4}"
+    trainer = "trainer: {model: digits_cnn, data: digits, epochs: 2, batch: {global: 64, per_replica: 8}}\n"
+    plan = make_plan(_spec(tmp_path, cluster, trainer))
+    assert (plan.cluster_size, plan.total_iterations) == (8, 2 * (1437 // 64))
+    assert plan.batch is not None and plan.batch.equation == "global batch 64 = replicas 8 x per-replica 8"
+    for setting, where in (("trainer.batch.global=96", "--set trainer.batch.global"), ("cluster.instances=3", f"{tmp_path}/job.yaml:")):
+        spec = load_job(tmp_path / "job.yaml", Overrides(settings=(setting,)), environ={})
+        with pytest.raises(SpecError) as caught:
+            make_plan(spec)
+        assert caught.value.problems[0].where.startswith(where)
+        assert "is not replicas" in caught.value.problems[0].message
+
+
 def test_a_batch_that_leaves_a_remainder_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     trainer = "trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 3\n  batch: {global: 250}\n"
-    with pytest.raises(SpecError, match=r"job\.yaml:5:3: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
+    with pytest.raises(SpecError, match=r"job\.yaml:5:11: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
         make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
 
 

@@ -22,7 +22,14 @@ def cluster(text: str) -> ClusterSpec:
     return load_cluster(Path("lab.yaml"))
 
 
+def private_file(name: str) -> None:
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.touch(mode=0o600)
+
+
 def test_a_full_cluster_file(tmp_path: Path) -> None:
+    private_file("keys/lab")
     spec = cluster("""
         instances:
           - trn[09-10].lab
@@ -74,8 +81,15 @@ def test_an_instance_may_give_back_what_the_cluster_sets() -> None:
     assert (spec.instances[0].gpus, spec.instances[0].ssh.host_keys) == ("auto", "strict")
 
 
-def test_a_key_of_the_home_folder_is_found() -> None:
-    assert cluster("instances: 1\nssh: {identity_file: ~/.ssh/lab}").ssh.identity_file == os.path.expanduser("~/.ssh/lab")
+def test_a_key_of_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    private_file(".ssh/lab")
+    assert cluster("instances: 1\nssh: {identity_file: ~/.ssh/lab}").ssh.identity_file == f"{tmp_path}/.ssh/lab"
+
+
+def test_a_key_whose_private_half_the_agent_has_is_named_by_its_public_file() -> None:
+    Path("lab.pub").touch()
+    assert cluster("instances: 1\nssh: {identity_file: lab}").ssh.identity_file == os.path.abspath("lab")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +119,7 @@ WRONG = [
     ("instances:", "1:1", "but nothing is there", ""),
     ("instances: []", "1:1", "instances is empty", "list the hosts"),
     ("device: cpu", "1:1", "lacks the key 'instances'", "add it"),
-    ("instances: 1\ndevice: gpu", "2:1", "device must be 'auto', 'cuda' or 'cpu', not 'gpu'", "did you mean 'cpu'?"),
+    ("instances: 1\ndevice: gpu", "2:1", "device must be 'auto', 'cuda' or 'cpu', not 'gpu'", "did you mean 'cuda'?"),
     ("instances:\n- a\n- b\n- a", "4:3", "the host 'a' stands here a second time", "remove one"),
     ("instances:\n- a[1-3]\n- {host: a2}", "3:4", "the host 'a2' stands here a second time", "remove one"),
     ("instances: ['a[1,1]']", "1:13", "the host 'a1' stands here a second time", "remove one"),
@@ -149,7 +163,8 @@ WRONG = [
     ("instances: 1\nssh: {usr: a}", "2:7", "unknown key 'usr'", "did you mean 'user'?"),
     ("instances: 1\nssh: {host_keys: off}", "2:7", "ssh.host_keys must be 'strict' or 'accept-new', not 'off'", ""),
     ("instances: 1\nenv: {A: 1}", "2:1", "unknown key 'env'", "job file"),
-    ("instances: 1\nactivate: x", "2:1", "unknown key 'activate'", "known here: instances"),
+    ("instances: 1\nactivate: x", "2:1", "activate is not supported yet", "`python`"),
+    ("instances: 1\nzzz: x", "2:1", "unknown key 'zzz'", "known here: instances"),
     ("script: train.py", "1:1", "this is a job file", "instances"),
 ]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import re
 import time
 from pathlib import Path
 
 import pytest
 
 from dtrain.errors import SpecError
-from dtrain.spec import ClusterSpec, JobSpec, load_cluster, load_job
+from dtrain.spec import load_cluster, load_job
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +69,10 @@ def test_a_bomb_of_aliases_is_defused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
     Path("job.yaml").write_text("\n".join(lines))
-    begin = time.monotonic()
+    begin_s = time.process_time()
     with pytest.raises(SpecError, match="grows without end"):
         load_job(Path("job.yaml"))
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin_s < 1
 
 
 def test_an_alias_stands_for_its_text() -> None:
@@ -122,99 +120,6 @@ def test_an_unreadable_file_is_a_plain_answer(path: str) -> None:
         load_job(Path(path))
 
 
-JOB = """\
-name: digits
-cluster: {instances: [trn01, {host: 10.0.0.5, gpus: [4, 5], ssh: {user: ubuntu, port: 2222}}], gpus_per_instance: 8}
-sync: true
-outputs: out
-env: {NCCL_IB_DISABLE: 1, HF_HOME: }
-secrets: [WANDB_API_KEY]
-grace: 30
-trainer:
-  model: digits_cnn
-  data: &d digits
-  batch: {global: 256, micro_batches: 1}
-  epochs: 3
-  learning_rate: 1e-3
-"""
-CLUSTER = """\
-instances:
-  - "trn[01-16].lab"
-  - {host: 10.0.0.5, gpus: [4, 5, 6, 7], address: 192.168.7.5, python: /opt/conda/bin/python, ssh: {user: ubuntu, port: 2222}}
-gpus_per_instance: 8
-network: 10.0.0.0/8
-ports: 29500-29599
-ssh: {user: ubuntu, port: 22, identity_file: ~/.ssh/id_ed25519, host_keys: strict}
-"""
-PIECES = [
-    "[",
-    "]",
-    "{",
-    "}",
-    ":",
-    ": ",
-    "- ",
-    "&a ",
-    "*a",
-    "\t",
-    "\n",
-    "\n  ",
-    "'",
-    '"',
-    "\\",
-    "on",
-    "08",
-    "1e999",
-    "~",
-    "!!int ",
-    "<<: ",
-    "\0",
-]
-PIECES += [
-    "😀",
-    "\ufeff",
-    "\x85",
-    "[1-9999999999]",
-    "../..",
-    "-",
-    "%",
-    '"\\ud800"',
-    '"\\x00"',
-    "null",
-    "instances",
-    "trainer",
-    "?",
-    "|\n",
-    "---",
-]
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_no_mutation_of_a_file_ends_in_a_traceback(seed: int) -> None:
-    rng = random.Random(seed)
-    data = (JOB if seed % 2 else CLUSTER).encode()
-    for _ in range(rng.randint(1, 5)):
-        data = _mutated(data, rng)
-    Path("job.yaml").write_bytes(data)
-    environ = {"HF_HOME": "/data", "WANDB_API_KEY": "x"}
-    for load in (lambda path: load_job(path, environ=environ), load_cluster):
-        try:
-            spec = load(Path("job.yaml"))
-        except SpecError as error:
-            assert error.problems
-            assert all(re.match(r"job\.yaml(:\d+:\d+)?$", problem.where) for problem in error.problems)
-        else:
-            assert isinstance(spec, JobSpec | ClusterSpec)
-
-
-def test_the_files_that_are_mutated_are_right_themselves() -> None:
-    Path("job.yaml").write_text(JOB)
-    Path("lab.yaml").write_text(CLUSTER)
-    environ = {"HF_HOME": "/data", "WANDB_API_KEY": "x"}
-    spec = load_job(Path("job.yaml"), cluster=Path("lab.yaml"), environ=environ)
-    assert len(spec.cluster.instances) == 17
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -229,30 +134,7 @@ def test_the_files_that_are_mutated_are_right_themselves() -> None:
 )
 def test_thousands_of_mistakes_take_seconds(text: str) -> None:
     Path("job.yaml").write_text(text)
-    begin = time.monotonic()
+    begin_s = time.process_time()
     with pytest.raises(SpecError):
         load_job(Path("job.yaml"))
-    assert time.monotonic() - begin < 30  # what grows with the square takes minutes
-
-
-def _mutated(data: bytes, rng: random.Random) -> bytes:
-    at = rng.randrange(len(data) + 1)
-    lines = data.split(b"\n")
-    line = rng.randrange(len(lines))
-    match rng.randrange(7):
-        case 0:
-            return data[:at] + bytes([rng.randrange(256)]) + data[at:]
-        case 1:
-            return data[:at] + data[at + rng.randint(1, 9) :]
-        case 2:
-            return data[:at] + rng.choice(PIECES).encode() + data[at:]
-        case 3:
-            return b"\n".join([*lines[:line], lines[rng.randrange(len(lines))], *lines[line:]])
-        case 4:
-            return b"\n".join(lines[:line] + lines[line + 1 :])
-        case 5:
-            return b"\n".join([*lines[:line], b"  " + lines[line], *lines[line + 1 :]])
-        case _:  # another value behind a key
-            key, colon, _ = lines[line].partition(b": ")
-            value = rng.choice([*PIECES, "[a, b]", "{a: b}", "-1", "true", "''", ""]).encode()
-            return b"\n".join([*lines[:line], key + colon + value, *lines[line + 1 :]])
+    assert time.process_time() - begin_s < 10  # what grows with the square takes minutes

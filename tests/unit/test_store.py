@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,11 @@ from dtrain.spec import load_job
 from dtrain.store import JobRecord, Store
 
 
-def _add(store: Store, folder: Path, job: str, name: str) -> JobRecord:
+def _add(store: Store, folder: Path, job: str, name: str, overrides: tuple[str, ...] = ()) -> JobRecord:
     (folder / "train.py").touch()
     (folder / "job.yaml").write_text(f"name: {name}\nscript: train.py\ncluster: {{instances: 1, gpus_per_instance: 1, device: cpu}}\n")
     spec = load_job(folder / "job.yaml", environ={})
-    store.add(job, make_plan(spec), spec.cluster, workdir=folder, outputs="out", git_commit=None, workdir_hash="h")
+    store.add(job, make_plan(spec), spec.cluster, workdir=folder, outputs="out", git_commit=None, workdir_hash="h", overrides=overrides)
     return store.find(job)
 
 
@@ -83,3 +85,36 @@ def test_two_processes_each_know_what_the_other_asked_for(tmp_path: Path) -> Non
     assert store.find("aa11").exit_code == 143
     stop.take_own(StopAsked(4.0, "stop"))  # it has not heard of the node's end
     assert store.find("aa11").state is State.STOPPED
+
+
+def test_what_was_overridden_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    _add(store, tmp_path, "aa11", "plain")
+    record = _add(store, tmp_path, "bb22", "changed", overrides=("--set 'env.A=ü'", "--nodes a"))
+    assert (store.find("aa11").overrides, record.overrides) == ((), ("--set 'env.A=ü'", "--nodes a"))
+
+
+# The tables as the first versions made them, and what those write and read.
+OLD = """
+CREATE TABLE jobs (
+    job TEXT PRIMARY KEY, name TEXT, created_at REAL, launched_by TEXT, workdir TEXT, outputs TEXT,
+    git_commit TEXT, workdir_hash TEXT, plan TEXT, cluster TEXT, state TEXT, exit_code INTEGER
+);
+CREATE TABLE events (job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, event TEXT, PRIMARY KEY (job, node, offset));
+CREATE TABLE metrics (job TEXT, node TEXT, offset INTEGER, next_offset INTEGER, metric TEXT, PRIMARY KEY (job, node, offset));
+"""
+OLD_ADD = "INSERT INTO jobs VALUES (?, ?, ?, 'me@here', '/', 'out', NULL, NULL, '{}', '{}', 'SUCCEEDED', 0)"
+
+
+def test_a_store_of_an_older_version_opens_and_goes_on_being_one(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with closing(sqlite3.connect(tmp_path / "state/store.db")) as old:
+        old.executescript(OLD)
+        with old:
+            old.execute(OLD_ADD, ("aa11", "old", 1.0))
+        store = Store(tmp_path / "state")
+        assert [(record.job, record.overrides) for record in store.jobs()] == [("aa11", ())]
+        _add(store, tmp_path, "bb22", "new", overrides=("--nodes a",))
+        with old:
+            old.execute(OLD_ADD, ("cc33", "later", 2.0))  # an older dtrain beside the new one
+        assert {record.job: record.overrides for record in store.jobs()} == {"aa11": (), "bb22": ("--nodes a",), "cc33": ()}

@@ -1,0 +1,73 @@
+"""What people type for something else, and what is planned and not carried out yet: for the hints of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dtrain.spec.mistake import Place, nearest_word
+
+# Where a word's spelling is not near enough to what it means.
+_MEANT = {
+    "mpiexec": "mpirun",
+    "mpi": "mpirun",
+    "openmpi": "mpirun",
+    "horovod": "mpirun",
+    "horovodrun": "mpirun",
+    "elastic": "torchrun",
+    "torchelastic": "torchrun",
+    "accelerate": "none",
+    "deepspeed": "none",
+    "gpu": "cuda",
+    "lr": "learning_rate",
+    "batch_size": "batch",
+    "global_batch_size": "global",
+    "per_replica_batch_size": "per_replica",
+    "dataset": "data",
+    "hosts": "instances",
+    "nodes": "instances",
+    "num_nodes": "instances",
+    "nnodes": "instances",
+    "gpus": "gpus_per_instance",
+    "nproc_per_node": "gpus_per_instance",
+    "arguments": "args",
+    "environment": "env",
+    "cwd": "workdir",
+    "working_dir": "workdir",
+    "key": "identity_file",
+    "bastion": "proxy_jump",
+}
+
+_OWN_SCRIPT = "leave it out, or train with a script of your own"
+_DDP = "leave data_parallel out: the replicas add up their gradients (ddp)"
+
+# Keys and values of the design that a later release carries out: said so, for nothing that is typed is passed over in silence.
+_NOT_YET: dict[Place, str] = {
+    ("setup",): "prepare the nodes before the launch",
+    ("mpi",): "put that mpirun first on the nodes' PATH; settings of Open MPI go into env, as OMPI_MCA_pml: ob1",
+    ("preflight",): "leave it out: all findings count, and all nodes are wanted",
+    ("activate",): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
+    ("instances", "activate"): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
+    **{
+        ("trainer", key): _OWN_SCRIPT
+        for key in ("loss", "metrics", "lr_schedule", "precision", "clip_grad_norm", "evaluate", "checkpoint", "resume", "profile")
+    },
+    ("trainer", "data_parallel", "fsdp"): _DDP,
+    ("trainer", "data_parallel", "parameter_server"): _DDP,
+    ("trainer", "pipeline", "partition", "measured"): "write parameters or uniform",
+}
+
+
+def meant(word: str, words: Collection[str]) -> str | None:
+    """The one of the words that a person means: the nearest, or one that is spelt quite differently."""
+    return synonym(word, words) or nearest_word(word, words)
+
+
+def synonym(word: str, words: Collection[str]) -> str | None:
+    found = _MEANT.get(word.lower())
+    return found if found in words else None
+
+
+def not_yet(at: Place) -> str | None:
+    """What to do instead of a key, or of a value below it, that is not supported yet; None where it never will be."""
+    keys = tuple(part for part in at if isinstance(part, str))
+    return _NOT_YET.get(keys[1:] if keys[:1] == ("cluster",) else keys)

@@ -1,0 +1,116 @@
+"""A job written out as a file is the same job, wherever that file lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dtrain.bench.config import AllreduceConfig
+from dtrain.spec import JobSpec, benchmark_job, load_job
+from dtrain.spec.dump import dump_job, job_file
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path for path in (ROOT / "cluster-examples").glob("*.yaml") if "instances" not in yaml.safe_load(path.read_text()))
+
+FULL = r"""
+name: full
+launcher: mpirun
+workdir: code
+outputs: results/run
+env: {RATE: 1e-4, OCTAL: 08, SWITCH: on, VERSION: 1.10, TIME: 12:30, EMPTY: "", HOME_OF_DATA: , LINES: "a\nb", MERGE: "<<"}
+secrets: [TOKEN]
+script: train.py
+args: --name 'two words' --list [1,2]
+grace: 2.5
+cluster:
+  instances:
+    - trn[01-03].lab
+    - {host: 10.0.0.5, gpus: [4, 5], address: 192.168.7.5, python: /opt/py/bin/python, ssh: {user: eva, port: 2222}}
+  gpus_per_instance: 8
+  device: cuda
+  python: python3.11
+  dir: /scratch/dtrain
+  network: 192.168.7.0/24
+  ports: 29500-29599
+  ssh: {user: ubuntu, port: 22, identity_file: keys/lab, proxy_jump: eva@bastion, host_keys: accept-new}
+"""
+
+
+def again(spec: JobSpec, elsewhere: Path) -> JobSpec:
+    """The job from the file that it is written to."""
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "job.yaml").write_text(dump_job(spec), encoding="utf-8")
+    found = load_job(elsewhere / "job.yaml", environ=dict.fromkeys(spec.secrets, "set"))
+    assert found.path == elsewhere / "job.yaml" and found.cluster.path is None
+    return dataclasses.replace(found, path=spec.path, cluster=dataclasses.replace(found.cluster, path=spec.cluster.path))
+
+
+def test_every_key_survives(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").touch()
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/lab").touch(mode=0o600)
+    (tmp_path / "job.yaml").write_text(FULL)
+    spec = load_job(tmp_path / "job.yaml", environ={"HOME_OF_DATA": "/data", "TOKEN": "s3cr3t"})
+    assert again(spec, tmp_path / "elsewhere") == spec
+    text = dump_job(spec)
+    assert "s3cr3t" not in text and "HOME_OF_DATA: /data" in text
+    assert str(tmp_path / "code") in text and str(tmp_path / "keys/lab") in text
+    # a key that JobSpec gets and the file does not would be lost
+    ours = {"path", "run", "places", "overrides"}  # of where the job came from, and the run, which has keys of its own
+    file = job_file(dataclasses.replace(spec, sync=False)) or {}
+    assert {field.name for field in dataclasses.fields(spec)} - ours == {*file, "outputs"} - {"script", "args"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_survives(example: Path, tmp_path: Path) -> None:
+    spec = load_job(example, environ={})
+    assert again(spec, tmp_path / "elsewhere") == spec
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "command: |\n  echo \"$@\"\n  exec train\nargs: [a, ' b ']",
+        "command: [accelerate, launch, train.py]",
+        "module: package.train\nargs: ['', '#', '-x: y']",
+        "trainer: {model: gpt, data: text, iterations: 3, batch: {global: 30, micro_batches: 4}, pipeline: {stages: 2, schedule: GPipe}}",
+        "trainer: {model: 'my:net', data: 'my:data', epochs: 2, batch: {per_replica: 8}, learning_rate: 1e-7, optimizer: adamw, seed: 3}",
+        "sync: false\nworkdir: /shared/code\nscript: train.py",
+        "script: train.py\ncluster: {instances: 3, gpus_per_instance: [5], device: cpu}",
+    ],
+    ids=lambda run: re.sub(r"\W+", "-", run)[:20],
+)
+def test_whatever_a_job_runs_survives(run: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(run)
+    spec = load_job(tmp_path / "job.yaml", environ={})
+    assert again(spec, tmp_path / "elsewhere") == spec
+
+
+def test_a_benchmark_is_no_job_of_a_file() -> None:
+    spec = benchmark_job(None, AllreduceConfig())
+    assert job_file(spec) is None
+    with pytest.raises(TypeError):
+        dump_job(spec)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+NAMES = st.from_regex(r"X[A-Z0-9_]{0,8}", fullmatch=True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@example(env={"X": "\x85", "Y": "\u2028 \u2029\ufeff", "Z": " \r\n\t"}, args=["", " ", "\x1b", "~", "<<", "=", "!x", "- a"], grace=1e-5)
+@given(env=st.dictionaries(NAMES, TEXT, max_size=4), args=st.lists(TEXT, max_size=4), grace=st.floats(0, 86400))
+def test_no_text_is_changed(env: dict[str, str], args: list[str], grace: float, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: [run]")
+    spec: Any = load_job(tmp_path / "job.yaml", environ={})
+    spec = dataclasses.replace(spec, env=env, grace=grace, run=dataclasses.replace(spec.run, argv=("run", *args)))
+    assert again(spec, tmp_path / "elsewhere") == spec

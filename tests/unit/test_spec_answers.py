@@ -1,0 +1,177 @@
+"""One table of what people do wrong in a job or cluster file: the place, the cause and the next step of each, at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import SpecError
+from dtrain.spec import load_job
+
+S = "script: train.py\n"
+T = "trainer: {model: digits_cnn, data: digits, epochs: 1"  # one brace open
+C = S + "cluster:\n  "
+HUGE_BYTES = 2**30
+
+# (the text of job.yaml, or a file given instead, where the mistake is, a part of the cause, a part of the hint)
+Given = str | bytes | Path
+ANSWERS: list[tuple[Given, str, str, str]] = [
+    # unknown keys, near ones, at another level, and of a later release
+    (S + "zzz: x", "job.yaml:2:1", "unknown key 'zzz'", "known here: name, cluster"),
+    (S + "adress: x", "job.yaml:2:1", "unknown key 'adress'", "did you mean 'address'? it is a key of `cluster.instances`"),
+    (S + "sceipt: x", "job.yaml:2:1", "unknown key 'sceipt'", "did you mean 'script'?"),
+    (S + "Env: {A: 1}", "job.yaml:2:1", "unknown key 'Env'", "did you mean 'env'?"),
+    (C + "instances: [{host: a, adress: 10.0.0.1}]", "job.yaml:3:25", "unknown key 'adress'", "did you mean 'address'?"),
+    (S + "nodes: [a]", "job.yaml:2:1", "unknown key 'nodes'", "did you mean 'instances'? it is a key of `cluster`"),
+    (C + "hosts: [a]\n  instances: [b]", "job.yaml:3:3", "unknown key 'hosts'", "did you mean 'instances'?"),
+    (T + "}\nlearning_rate: 0.1", "job.yaml:2:1", "unknown key 'learning_rate'", "it is a key of `trainer`: write it there"),
+    (T + ", stages: 2}", "job.yaml:1:55", "unknown key 'stages'", "it is a key of `trainer.pipeline`"),
+    (T + ", batch: {per_replica: 8, epochs: 3}}", "job.yaml:1:79", "unknown key 'epochs'", "it is a key of `trainer`"),
+    (T + ", lr: 0.1}", "job.yaml:1:55", "unknown key 'lr'", "did you mean 'learning_rate'?"),
+    (S + "device: cpu", "job.yaml:2:1", "unknown key 'device'", "write it under `cluster:`"),
+    (C + "instances: [a]\n  gpus: 2", "job.yaml:4:3", "unknown key 'gpus'", "did you mean 'gpus_per_instance'?"),
+    (C + "instances: [a]\n  port: 22", "job.yaml:4:3", "unknown key 'port'", "it is a key of `cluster.ssh`"),
+    (C + "instances: [a]\n  env: {A: 1}", "job.yaml:4:3", "unknown key 'env'", "at the top level"),
+    (S + "setup: pip install x", "job.yaml:2:1", "setup is not supported yet", "before the launch"),
+    (S + "preflight: {ignore: [clock-skew]}", "job.yaml:2:1", "preflight is not supported yet", "leave it out"),
+    (S + "mpi: {path: /opt/mpirun}", "job.yaml:2:1", "mpi is not supported yet", "PATH"),
+    (C + "instances: [a]\n  activate: x", "job.yaml:4:3", "activate is not supported yet", "`python`"),
+    (C + "instances: [{host: a, activate: x}]", "job.yaml:3:25", "activate is not supported yet", "`python`"),
+    (T + ", checkpoint: {every: 5}}", "job.yaml:1:55", "checkpoint is not supported yet", "script of your own"),
+    (T + ", data_parallel: fsdp}", "job.yaml:1:55", "trainer.data_parallel: fsdp is not supported yet", "ddp"),
+    # missing, doubled and exclusive keys
+    ("name: x", "job.yaml:1:1", "nothing says what to run", "script: train.py"),
+    ("trainer: {model: digits_cnn, epochs: 1}", "job.yaml:1:1", "trainer lacks the key 'data'", "add it"),
+    (C + "device: cpu", "job.yaml:2:1", "cluster lacks the key 'instances'", "add it"),
+    (C + "instances: [{gpus: 2}]", "job.yaml:3:15", "cluster.instances[0] lacks the key 'host'", "add it"),
+    (S + "name: a\nname: b", "job.yaml:3:1", "the key 'name' stands here a second time", "line 2: remove one"),
+    (C + "instances: [a, b, a]", "job.yaml:3:21", "the host 'a' stands here a second time", "remove one"),
+    (S + "command: [a]", "job.yaml:2:1", "script and command stand here", "keep one"),
+    ("trainer: {model: digits_cnn, data: digits, iterations: 5, epochs: 1}", "job.yaml:1:59", "both epochs and iterations", "keep one"),
+    # types, and what YAML 1.1 would make of a text
+    (S + "sync: on", "job.yaml:2:1", "sync must be true or false, not 'on'", "write true"),
+    (S + "sync: no", "job.yaml:2:1", "sync must be true or false, not 'no'", "write false"),
+    (T + ", seed: 08}", "job.yaml:1:55", "trainer.seed must be a whole number, not '08'", "write 8"),
+    (T + ", batch: {global: 1e3}}", "job.yaml:1:63", "trainer.batch.global must be a whole number, not '1e3'", "write 1000"),
+    (S + "grace: 12:30", "job.yaml:2:1", "grace must be a number, not '12:30'", "such as 30"),
+    (S + "grace: '30'", "job.yaml:2:1", "grace must be a number, not '30'", "remove the quotes"),
+    (T + ", learning_rate: fast}", "job.yaml:1:55", "must be a number, not 'fast'", "such as 30, 0.5 or 1e-3"),
+    (T + ", pipeline: 2}", "job.yaml:1:55", "trainer.pipeline must be a mapping, not '2'", "key: value"),
+    (S + "env: A=1", "job.yaml:2:1", "env must be a mapping, not 'A=1'", "key: value"),
+    (S + "secrets: TOKEN", "job.yaml:2:1", "secrets must be a list, not 'TOKEN'", "write [TOKEN]"),
+    (S + "cluster: [n1, n2]", "job.yaml:2:1", "cluster must be text or a mapping, not a list", "write cluster: {instances: [n1, n2]}"),
+    (S + "launcher: mpiexec", "job.yaml:2:1", "launcher must be 'torchrun', 'mpirun' or 'none'", "did you mean 'mpirun'?"),
+    (S + "launcher: torchrn", "job.yaml:2:1", "not 'torchrn'", "did you mean 'torchrun'?"),
+    (C + "instances: 1\n  device: gpu", "job.yaml:4:3", "device must be 'auto', 'cuda' or 'cpu', not 'gpu'", "did you mean 'cuda'?"),
+    ("trainer: {model: digits_cn, data: digits, epochs: 1}", "job.yaml:1:11", "no built-in 'digits_cn'", "did you mean 'digits_cnn'?"),
+    # ranges and numbers
+    (C + "instances: []", "job.yaml:3:3", "cluster.instances is empty", "list the hosts"),
+    (C + "instances: 0", "job.yaml:3:3", "cluster.instances must be from 1 to 4096, not 0", "this machine"),
+    (C + "instances: [trn[01-16].lab]", "job.yaml:3:18", "expected ',' or ']'", '["trn[01-16].lab"]'),
+    (C + "instances: ['a[9-1]']", "job.yaml:3:15", "the range 9-1, which counts down", "write 1-9"),
+    (C + "instances: ['a[1-016]']", "job.yaml:3:15", "padded to two widths", "write 001-016"),
+    (C + "instances: ['a[1-3']", "job.yaml:3:15", "a bracket without its partner", "trn[01-16].lab"),
+    (S + "grace: -1", "job.yaml:2:1", "grace must be from 0 to 86400 seconds, not -1", "30 is usual"),
+    (C + "instances: 1\n  ports: 70000-70001", "job.yaml:4:3", "no range of ports", "at most 65535"),
+    (C + "instances: 1\n  ssh: {port: 0}", "job.yaml:4:9", "ssh.port must be from 1 to 65535, not 0", "22"),
+    (C + "instances: 2\n  gpus_per_instance: 0", "job.yaml:4:3", "gpus_per_instance must be at least 1, not 0", "device: cpu"),
+    (T + ", pipeline: {stages: 3}}", "job.yaml:1:1", "1F1B with 3 stages wants as many micro-batches or more, not 1", "12"),
+    # variables, secrets and keys
+    (S + "env: {NCCL-DEBUG: INFO}", "job.yaml:2:7", "'NCCL-DEBUG' cannot be a variable's name", "NCCL_DEBUG"),
+    (S + "env: {1A: x}", "job.yaml:2:7", "'1A' cannot be a variable's name", "no digit first"),
+    (S + "env: {NOT_SET: }", "job.yaml:2:7", "NOT_SET is not set here", "export NOT_SET"),
+    (S + "secrets: [NOT_SET]", "job.yaml:2:11", "the secret NOT_SET is not set here", "export NOT_SET"),
+    (S + "env: {RANK: 0}", "job.yaml:2:7", "RANK is set by dtrain in every worker", "every worker its own $RANK"),
+    (S + "env: {WORLD_SIZE: 8}", "job.yaml:2:7", "WORLD_SIZE is set by dtrain", "instances and gpus_per_instance"),
+    (S + "env: {LOCAL_RANK: 0}", "job.yaml:2:7", "LOCAL_RANK is set by dtrain", "leave it out"),
+    (S + "env: {NODE_RANK: 0}", "job.yaml:2:7", "NODE_RANK is set by dtrain", "place in instances"),
+    (S + "env: {MASTER_ADDR: 10.0.0.1}", "job.yaml:2:7", "MASTER_ADDR is set by dtrain", "`network`"),
+    (S + "env: {MASTER_PORT: 29500}", "job.yaml:2:7", "MASTER_PORT is set by dtrain", "`ports`"),
+    (S + "env: {CUDA_VISIBLE_DEVICES: 0}", "job.yaml:2:7", "CUDA_VISIBLE_DEVICES is set by dtrain", "gpus_per_instance: [0, 1]"),
+    (S + "env: {DTRAIN_OUTPUT_DIR: /out}", "job.yaml:2:7", "DTRAIN_OUTPUT_DIR is set by dtrain", "choose another"),
+    (S + "secrets: [DTRAIN_TOKEN]", "job.yaml:2:11", "DTRAIN_TOKEN is set by dtrain", "choose another"),
+    ("command: [x]\nlauncher: none\nenv: {NNODES: 2}", "job.yaml:3:7", "NNODES is set by dtrain", "instances"),
+    (C + "instances: [a]\n  ssh: {identity_file: kye}", "job.yaml:4:9", "the identity file 'kye' is not there", "did you mean 'key'?"),
+    (C + "instances: [a]\n  ssh: {identity_file: open}", "job.yaml:4:9", "is open to others, and ssh refuses such a key", "chmod 600 "),
+    (C + "instances: [{host: a, ssh: {identity_file: folder}}]", "job.yaml:3:31", "'folder' is not a file", "private key"),
+    # paths
+    ("script: trian.py", "job.yaml:1:1", "script trian.py is not there", "did you mean 'train.py'?"),
+    ("script: ../train.py", "job.yaml:1:1", "lies outside of workdir", "let workdir name a folder"),
+    ("script: folder", "job.yaml:1:1", "script folder is not a file", "Python file"),
+    (S + "workdir: floder", "job.yaml:2:1", "workdir 'floder' is not there", "did you mean 'folder'?"),
+    (S + "cluster: lba.yaml", "job.yaml:2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
+    (S + "cluster: other.yaml", "other.yaml:2:1", "this is a job file; a cluster file is wanted", "instances: [node1, node2]"),
+    (Path("lab.yaml"), "lab.yaml:1:1", "this is a cluster file; a job file is wanted", "--cluster lab.yaml"),
+    # what is no good YAML
+    ("env:\n\tA: 1", "job.yaml:2:1", "a tab stands where YAML wants spaces", "indent with spaces"),
+    (S + "env:\n   A: 1\n  B: 2", "job.yaml:4:3", "not YAML", "check the indentation"),
+    (S + "---\n" + S, "job.yaml:2:1", "a second document begins here", "keep one job or cluster a file"),
+    ("\ufeff" + S + "zzz: x", "job.yaml:2:1", "unknown key 'zzz'", "known here"),  # a byte order mark moves no column
+    ("\ufeffnaem: x\n" + S, "job.yaml:1:1", "unknown key 'naem'", "did you mean 'name'?"),
+    (S.encode("utf-16"), "job.yaml:1:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
+    ("name: ü\n".encode("latin-1"), "job.yaml:1:7", "byte 0xfc is not UTF-8", "save the file as UTF-8"),
+    (S + "args: a: b", "job.yaml:2:8", "mapping values are not allowed", "quotes"),
+    (
+        "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9))]),
+        "job.yaml:1:9",
+        "grows without",
+        "write the values out",
+    ),
+    (S + "env: &e {A: *e}", "job.yaml:2:6", "grows without end", "write the values out"),
+    (S + "env: {<<: {A: 1}}", "job.yaml:2:7", "merge keys (<<) are not read", "write the keys out"),
+    (S + "grace: !!float 3", "job.yaml:2:8", "YAML tags", "remove it"),
+    ("", "job.yaml:1:1", "the file is empty", "script: train.py"),
+    ("- train.py", "job.yaml:1:1", "the file holds a list", "script: train.py"),
+    # what is no such file at all
+    (Path("jbo.yaml"), "jbo.yaml", "there is no such file", "did you mean 'job.yaml'?"),
+    (Path("folder"), "folder", "is a folder, not a file", "name a file in it"),
+    (Path("pipe"), "pipe", "is no ordinary file but a pipe", "name a file on a disk"),
+    (Path("/dev/zero"), "/dev/zero", "is no ordinary file but a pipe, a socket or a device", "name a file on a disk"),
+    (Path("huge.yaml"), "huge.yaml", "is larger than 256 KiB", "the file that you meant"),
+    (Path("train.py"), "train.py:1:1", "not keys", "write `script: train.py` into a file job.yaml"),
+    (S + "cluster: pipe", "pipe", "is no ordinary file but a pipe", "name a file on a disk"),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").touch()
+    Path("train.py").write_text("print\n")
+    Path("lab.yaml").write_text("instances: [a, b]\n")
+    Path("other.yaml").write_text("name: other\nscript: train.py\n")
+    Path("folder").mkdir()
+    Path("key").touch(mode=0o600)
+    Path("open").touch()
+    Path("open").chmod(0o644)
+    os.mkfifo("pipe")
+    Path("huge.yaml").touch()
+    os.truncate("huge.yaml", HUGE_BYTES)
+
+
+@pytest.mark.parametrize(("given", "where", "cause", "hint"), ANSWERS, ids=[f"{number} {row[2]}" for number, row in enumerate(ANSWERS)])
+def test_a_mistake_is_answered_with_its_place_its_cause_and_a_hint(given: Given, where: str, cause: str, hint: str) -> None:
+    path = given if isinstance(given, Path) else Path("job.yaml")
+    if not isinstance(given, Path):
+        path.write_bytes(given if isinstance(given, bytes) else given.encode())
+    begin_s = time.process_time()
+    with pytest.raises(SpecError) as caught:
+        load_job(path, environ={"DTRAIN_TOKEN": "x"})
+    assert time.process_time() - begin_s < 1.0
+    (problem,) = caught.value.problems
+    assert problem.where == where
+    assert cause in problem.message and "\n" not in problem.message
+    assert problem.hint is not None and hint in problem.hint
+
+
+def test_of_many_mistakes_the_first_twenty_are_told_and_how_many_more_there_are() -> None:
+    Path("job.yaml").write_text(S + "".join(f"key{number}: x\n" for number in range(21)))
+    with pytest.raises(SpecError) as caught:
+        load_job(Path("job.yaml"), environ={})
+    lines = str(caught.value).splitlines()
+    assert len(caught.value.problems) == 21
+    assert [line for line in lines if line.startswith("job.yaml:21:")] and not [line for line in lines if line.startswith("job.yaml:22:")]
+    assert lines[-1] == "and 1 more mistake"
