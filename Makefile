@@ -55,7 +55,7 @@ net: setup ## Tests on real sshd, torchrun and mpirun
 	$(BIN)/pytest tests/net
 
 fuzz: $(INSTALLED) ## 10,000 mutated job and cluster files: each an answer within a second, never a traceback
-	DTRAIN_FUZZ=10000 $(BIN)/pytest tests/unit/test_spec_mutations.py
+	DTRAIN_FUZZ=10000 $(BIN)/pytest -o timeout=3600 -o faulthandler_timeout=3600 tests/unit/test_spec_mutations.py
 
 design: $(INSTALLED) ## Tests that hold the design's rules
 	$(BIN)/pytest tests/design

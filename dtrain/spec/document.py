@@ -117,7 +117,7 @@ def _read_bytes(path: Path) -> bytes:
         raise _one(InFile(shown), "there is no such file", nearest_file(shown) or "the shortest one is a line: script: train.py") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
-        hint = f"did you mean '{inside}'?" if inside.is_file() else "name a file in it"
+        hint = f"did you mean '{inside}'?" if os.path.isfile(inside) else "name a file in it"
         raise _one(InFile(shown), "is a folder, not a file", hint) from None
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) else None

@@ -25,6 +25,7 @@ Launcher: TypeAlias = Literal["torchrun", "mpirun", "none"]  # none: the job sta
 
 RUN_KEYS = ("script", "module", "command", "trainer")
 
+_MAX_NAME_BYTES = 255  # of a file, on every file system of Linux
 _MAX_GRACE_S = 86400  # a day: longer waits overflow somewhere, and nobody means them
 
 
@@ -204,7 +205,9 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     path = PurePosixPath(text)
     if path.parts and not path.is_absolute() and ".." not in path.parts:
         above = [workdir / part for part in path.parents if part.parts]
-        if any(each.is_symlink() for each in above) or any(each.is_file() for each in (workdir / path, *above)):
+        if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts):
+            return [Mistake(("outputs",), f"outputs {typed(text)} is longer than a file's name may be", "such as out")]
+        if any(map(os.path.islink, above)) or any(map(os.path.isfile, (workdir / path, *above))):
             return [
                 Mistake(("outputs",), f"outputs {typed(text)} is or lies behind a file or a link in workdir", "name a folder of its own")
             ]

@@ -63,15 +63,24 @@ def test_every_key_of_the_readme_is_known(workspace: Workspace) -> None:
     job, trainer, cluster = re.findall(r"```yaml\n((?:name|trainer|instances):.*?)```", README, re.S)
     workspace.write("train.py", "")
     workspace.write("lab.yaml", cluster)
+    _own_key(workspace)
     env = {"HF_HOME": "x", "WANDB_API_KEY": "x"}
     for name, text in (("script.yaml", job), ("trainer.yaml", trainer + "cluster: lab.yaml\n")):
         result = workspace.dtrain("launch", workspace.write(name, text), "--dry-run", env=env)
         assert result.code == 0, result.err
 
 
+def _own_key(workspace: Workspace) -> None:
+    """The identity file that the examples name; nothing reads it but to see that it is there."""
+    path = workspace.root / "home/.ssh/id_ed25519"
+    path.parent.mkdir(mode=0o700)
+    path.touch(mode=0o600)
+
+
 def test_every_example_cluster_can_be_planned(workspace: Workspace) -> None:
     """Nothing is connected to: the plan says how many workers each machine has, and what only it can know is marked."""
     shutil.copytree(ROOT / "cluster-examples", workspace.workdir / "cluster-examples")
+    _own_key(workspace)
     wanted = {
         "local": "2 instances x 2",
         "ssh": "24 = 3 instances x 8",

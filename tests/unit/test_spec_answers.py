@@ -101,6 +101,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     ("script: trian.py", "job.yaml:1:1", "script trian.py is not there", "did you mean 'train.py'?"),
     ("script: ../train.py", "job.yaml:1:1", "lies outside of workdir", "let workdir name a folder"),
     ("script: folder", "job.yaml:1:1", "script folder is not a file", "Python file"),
+    (S + f"outputs: {'x' * 300}", "job.yaml:2:1", "is longer than a file's name may be", "such as out"),
     (S + "workdir: floder", "job.yaml:2:1", "workdir 'floder' is not there", "did you mean 'folder'?"),
     (S + "cluster: lba.yaml", "job.yaml:2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
     (S + "cluster: other.yaml", "other.yaml:2:1", "this is a job file; a cluster file is wanted", "instances: [node1, node2]"),

@@ -181,7 +181,7 @@ def mutated_structure(draw: st.DrawFn) -> bytes:
             case "repeat" if isinstance(holder, list):
                 holder *= draw(st.integers(2, 50))
             case _:
-                holder[key] = draw(anything)
+                holder[key] = copy.deepcopy(draw(anything))  # which a later step may change
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=draw(st.sampled_from((None, True))))
     return text.encode(errors="surrogatepass")
 
