@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.node import procs
 from tests.cluster import HOSTILE, Workspace
 
 pytestmark = pytest.mark.net
@@ -419,3 +420,27 @@ def test_a_terminal_that_takes_nothing_holds_up_neither_ctrl_c_nor_the_lease(wor
     workspace.until(lambda: not any("flood.py" in command for command in workspace.leftovers().values()), "the workers to stop")
     result = workspace.wait(launch)
     assert result.code == 130, result.err[-2000:]
+
+
+def test_a_process_that_has_lost_its_first_thread_is_found(workspace: Workspace) -> None:
+    """The kernel calls it a zombie, and its other threads run on."""
+    workspace.write(
+        "orphan.py",
+        "import ctypes, os, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "print(flush=True)\n"
+        "number = {'x86_64': 60, 'aarch64': 93}[os.uname().machine]  # exit, of this thread alone\n"
+        "ctypes.CDLL(None).syscall(number, 0)\n",
+    )
+    workspace.write(
+        "leave.py",
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, 'orphan.py'], start_new_session=True, stdout=subprocess.PIPE).stdout.read(1)\n",
+    )
+    result = workspace.dtrain("launch", workspace.job("script: leave.py\nlauncher: none\n"), timeout_s=40)
+    assert result.code == 0, result.err
+    assert [process for process in map(procs.look, _pids()) if process is not None and process.state == "Z" and not process.is_dead] == []
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
