@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.catchup import catch_up
 from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
@@ -19,7 +20,7 @@ from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
 from dtrain.start import Progress, start, targets_of
 from dtrain.store import JobRecord, Store
-from dtrain.supervise import Supervisor, catch_up
+from dtrain.supervise import Supervisor
 from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher

@@ -12,37 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from dtrain.errors import DtrainError, NodeUnreachable
-from dtrain.intake import Intake, Silent, Watcher
+from dtrain.follower import Connected, Follower, FollowerEnded, Received
+from dtrain.intake import Intake, Watcher
 from dtrain.jobstate import JobState, NodeLost, State, StopAsked
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
-from dtrain.store import JobRecord, Store
+from dtrain.store import Store
 
-_FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
 _PING_S = 5.0  # or a third of the lease, if that is sooner
-_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
 _TICK_S = 1.0  # between two looks at what other processes say of the job, and two notes of when nodes were heard
 # A node of which nothing is heard for so long is lost, where the others have lost it too; and where it is to stop and all others
 # have ended, it is not waited for.
 _SILENT_S = 2 * wire.SAY_S
 _OVERTIME_S = 45.0  # beyond the grace: what an agent takes to KILL and to look, and its guard after it
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    node: str
-    message: wire.Message
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    node: str
-    error: str | None  # None: it is there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +42,7 @@ class _Abandon:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _FollowerEnded:
-    node: str
-
-
-_Item: TypeAlias = _Received | _Connection | _Stop | _Abandon | _FollowerEnded
+_Item: TypeAlias = Received | Connected | _Stop | _Abandon | FollowerEnded
 
 
 class Supervisor:
@@ -74,7 +54,7 @@ class Supervisor:
         self._plan = plan
         self._watcher = watcher
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, Follower] = {}
         self._ended: set[str] = set()
         self._intake = Intake(store, job, plan, watcher)
         self._voice = _Voice(self._tell_all)
@@ -140,7 +120,7 @@ class Supervisor:
         for target in targets:
             wanted = (offsets or {}).get(target.node, {})
             known = {**self._store.offsets(self._job, target.node), **wanted}
-            self._followers[target.node] = _Follower(target, links.get(target.node), known, self._inbox)
+            self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox)
         while not self._inbox.empty():  # a stop is in the store before any node is asked whether it has the job
             self._take(self._inbox.get())
         for follower in self._followers.values():
@@ -194,21 +174,21 @@ class Supervisor:
 
     def _take(self, item: _Item) -> None:
         match item:
-            case _Received(node, message, payload):
+            case Received(node, message, payload):
                 self._intake.take(node, message, payload)
                 if isinstance(message, wire.CaughtUp) and self._stopping_since_s is not None:
                     self._leave(node)  # none of the job is there, nor will be
                 self._leave_those_that_ended()
                 self._followers[node].handled()
-            case _Connection(node, None):
+            case Connected(node, None):
                 self._errors.pop(node, None)
                 self._watcher.reconnected(node)
-            case _Connection(node, error):
+            case Connected(node, error):
                 self._errors[node] = error or ""
                 self._watcher.disconnected(node, error or "")
             case _Abandon():
                 self._abandoned = True
-            case _FollowerEnded(node):
+            case FollowerEnded(node):
                 raise RuntimeError(f"nothing is received from {node} any more")
             case _Stop(cause, grace_s, by):
                 self._stopping_since_s = self._stopping_since_s or time.monotonic()
@@ -274,156 +254,5 @@ class _Voice:
             self._tell_all(order)
 
 
-class _Follower(threading.Thread):
-    """Receives from one node, and reconnects."""
-
-    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any]) -> None:
-        super().__init__(name=f"follow {target.node}", daemon=True)
-        self._target = target
-        self._link = link
-        self._offsets = offsets
-        self._inbox = inbox
-        self._ahead = threading.Semaphore(_FRAMES_AHEAD)
-        self._stopped = threading.Event()
-        self._stop_asked: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
-        self._heard_s = 0.0
-        self.is_connected = False
-
-    @property
-    def heard_s(self) -> float:
-        """When something last came from the node; 0: not yet."""
-        link = self._link
-        if link is not None:
-            self._heard_s = link.heard_s
-        return self._heard_s
-
-    def tell(self, order: wire.Message) -> None:
-        if isinstance(order, wire.Stop):
-            if self._stop_asked is not None and self._stop_asked.grace_s <= order.grace_s:
-                order = self._stop_asked  # a later one shortens the grace, and never makes it longer
-            self._stop_asked = order
-        link = self._link
-        if link is not None:
-            try:
-                link.tell(order)
-            except NodeUnreachable:
-                return  # the receiving thread notices and reconnects
-
-    def handled(self) -> None:
-        self._ahead.release()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._ahead.release()
-        link = self._link
-        if link is not None:
-            link.close()
-
-    def run(self) -> None:
-        try:
-            self._follow()
-        finally:
-            if not self._stopped.is_set():  # by an error that nobody foresaw: the traceback is printed, and the job needs an end
-                self._inbox.put(_FollowerEnded(self._target.node))
-
-    def _follow(self) -> None:
-        wait_s = _RETRY_FIRST_S
-        lost: str | None = None  # why there is no connection
-        while not self._stopped.is_set():
-            try:
-                if self._link is None:
-                    self._link = Link.open(self._target)
-                link = self._link
-                link.tell(wire.Follow(self._offsets, once=False))
-                if self._stop_asked is not None:
-                    link.tell(self._stop_asked)
-                self.is_connected = True
-                if lost is not None:
-                    self._inbox.put(_Connection(self._target.node, None))
-                lost, wait_s = None, _RETRY_FIRST_S
-                self._receive(link)
-                error = "the connection broke"
-                link.close()
-            except DtrainError as reason:
-                error = reason.message
-            if self._stopped.is_set():
-                return
-            self.is_connected = False
-            self._link = None
-            if error != lost:
-                self._inbox.put(_Connection(self._target.node, error))
-            lost = error
-            self._stopped.wait(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MOST_S)
-
-    def _receive(self, link: Link) -> None:
-        while True:
-            received = link.receive()
-            if received is None or self._stopped.is_set():
-                return
-            message, payload = received
-            if isinstance(message, wire.StreamBytes):
-                self._offsets[message.stream] = message.offset + len(payload)
-            self._ahead.acquire()
-            self._inbox.put(_Received(self._target.node, message, payload))
-
-
-def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float) -> dict[str, dict[str, str]]:
-    """Bring the store up to what the nodes of some jobs know now, all nodes at once.
-
-    Returns:
-        By job, why each node that could not be asked in time was not, by name.
-    """
-    intakes = {record.job: Intake(store, record.job, record.plan, Silent()) for record, _ in jobs}
-    told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
-    waiting = {(target.job, target.node) for _, targets in jobs for target in targets}
-    for _, targets in jobs:
-        for target in targets:
-            offsets = store.offsets(target.job, target.node)
-            threading.Thread(target=_ask_once, args=(target, offsets, told), daemon=True).start()
-    problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
-    deadline = time.monotonic() + timeout_s
-    heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
-    while waiting and time.monotonic() < deadline:
-        try:
-            target, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        if isinstance(message, DtrainError):
-            problems[target.job][target.node] = message.message
-        else:
-            intakes[target.job].take(target.node, message, payload)
-            heard[target.job][target.node] = time.time()
-        if isinstance(message, (DtrainError, wire.CaughtUp)):
-            waiting.discard((target.job, target.node))
-    for job, node in sorted(waiting):
-        problems[job][node] = f"no answer within {timeout_s:g} s"
-    for record, _ in jobs:
-        intake = intakes[record.job]
-        for each in intake.state.nodes:
-            if each.missed and not each.state.is_final and each.name in problems[record.job]:  # neither do the other nodes hear of it
-                intake.take_own(NodeLost(time.time(), each.name, each.missed))
-        if heard[record.job]:
-            store.saw(record.job, heard[record.job])
-        if intake.state.state is not record.state:
-            store.keep_state(record.job, intake.state)
-    return problems
-
-
 def _wall_clock(monotonic_s: float) -> float:
     return time.time() - (time.monotonic() - monotonic_s)
-
-
-def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:
-    try:
-        link = Link.open(target)
-        try:
-            link.tell(wire.Follow(offsets, once=True))
-            message: wire.Message = wire.Done()
-            while not isinstance(message, wire.CaughtUp):
-                message, payload = link.answer()
-                told.put((target, message, payload))
-        finally:
-            link.close()
-    except DtrainError as error:
-        told.put((target, error, b""))

@@ -1,0 +1,72 @@
+"""Asking the nodes of some jobs once for what the store does not have."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from dtrain.errors import DtrainError
+from dtrain.intake import Intake, Silent
+from dtrain.jobstate import NodeLost
+from dtrain.link import Link, Target
+from dtrain.node import wire
+from dtrain.store import JobRecord, Store
+
+
+def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float) -> dict[str, dict[str, str]]:
+    """Bring the store up to what the nodes of some jobs know now, all nodes at once.
+
+    Returns:
+        By job, why each node that could not be asked in time was not, by name.
+    """
+    intakes = {record.job: Intake(store, record.job, record.plan, Silent()) for record, _ in jobs}
+    told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
+    waiting = {(target.job, target.node) for _, targets in jobs for target in targets}
+    for _, targets in jobs:
+        for target in targets:
+            offsets = store.offsets(target.job, target.node)
+            threading.Thread(target=_ask_once, args=(target, offsets, told), daemon=True).start()
+    problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
+    deadline = time.monotonic() + timeout_s
+    heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
+    while waiting and time.monotonic() < deadline:
+        try:
+            target, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(message, DtrainError):
+            problems[target.job][target.node] = message.message
+        else:
+            intakes[target.job].take(target.node, message, payload)
+            heard[target.job][target.node] = time.time()
+        if isinstance(message, (DtrainError, wire.CaughtUp)):
+            waiting.discard((target.job, target.node))
+    for job, node in sorted(waiting):
+        problems[job][node] = f"no answer within {timeout_s:g} s"
+    for record, _ in jobs:
+        intake = intakes[record.job]
+        for each in intake.state.nodes:
+            if each.missed and not each.state.is_final and each.name in problems[record.job]:  # neither do the other nodes hear of it
+                intake.take_own(NodeLost(time.time(), each.name, each.missed))
+        if heard[record.job]:
+            store.saw(record.job, heard[record.job])
+        if intake.state.state is not record.state:
+            store.keep_state(record.job, intake.state)
+    return problems
+
+
+def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:
+    try:
+        link = Link.open(target)
+        try:
+            link.tell(wire.Follow(offsets, once=True))
+            message: wire.Message = wire.Done()
+            while not isinstance(message, wire.CaughtUp):
+                message, payload = link.answer()
+                told.put((target, message, payload))
+        finally:
+            link.close()
+    except DtrainError as error:
+        told.put((target, error, b""))

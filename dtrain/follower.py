@@ -1,0 +1,127 @@
+"""A follower: a thread that receives what one node sends of a job, and connects again when the connection breaks."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.link import Link, Target
+from dtrain.node import wire
+
+_FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    node: str
+    message: wire.Message
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    node: str
+    error: str | None  # None: it is there again
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerEnded:
+    node: str
+
+
+class Follower(threading.Thread):
+    """Receives from one node, and reconnects."""
+
+    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any]) -> None:
+        super().__init__(name=f"follow {target.node}", daemon=True)
+        self._target = target
+        self._link = link
+        self._offsets = offsets
+        self._inbox = inbox
+        self._ahead = threading.Semaphore(_FRAMES_AHEAD)
+        self._stopped = threading.Event()
+        self._stop_asked: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+        self._heard_s = 0.0
+        self.is_connected = False
+
+    @property
+    def heard_s(self) -> float:
+        """When something last came from the node; 0: not yet."""
+        link = self._link
+        if link is not None:
+            self._heard_s = link.heard_s
+        return self._heard_s
+
+    def tell(self, order: wire.Message) -> None:
+        if isinstance(order, wire.Stop):
+            if self._stop_asked is not None and self._stop_asked.grace_s <= order.grace_s:
+                order = self._stop_asked  # a later one shortens the grace, and never makes it longer
+            self._stop_asked = order
+        link = self._link
+        if link is not None:
+            try:
+                link.tell(order)
+            except NodeUnreachable:
+                return  # the receiving thread notices and reconnects
+
+    def handled(self) -> None:
+        self._ahead.release()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._ahead.release()
+        link = self._link
+        if link is not None:
+            link.close()
+
+    def run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            if not self._stopped.is_set():  # by an error that nobody foresaw: the traceback is printed, and the job needs an end
+                self._inbox.put(FollowerEnded(self._target.node))
+
+    def _follow(self) -> None:
+        wait_s = _RETRY_FIRST_S
+        lost: str | None = None  # why there is no connection
+        while not self._stopped.is_set():
+            try:
+                if self._link is None:
+                    self._link = Link.open(self._target)
+                link = self._link
+                link.tell(wire.Follow(self._offsets, once=False))
+                if self._stop_asked is not None:
+                    link.tell(self._stop_asked)
+                self.is_connected = True
+                if lost is not None:
+                    self._inbox.put(Connected(self._target.node, None))
+                lost, wait_s = None, _RETRY_FIRST_S
+                self._receive(link)
+                error = "the connection broke"
+                link.close()
+            except DtrainError as reason:
+                error = reason.message
+            if self._stopped.is_set():
+                return
+            self.is_connected = False
+            self._link = None
+            if error != lost:
+                self._inbox.put(Connected(self._target.node, error))
+            lost = error
+            self._stopped.wait(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MOST_S)
+
+    def _receive(self, link: Link) -> None:
+        while True:
+            received = link.receive()
+            if received is None or self._stopped.is_set():
+                return
+            message, payload = received
+            if isinstance(message, wire.StreamBytes):
+                self._offsets[message.stream] = message.offset + len(payload)
+            self._ahead.acquire()
+            self._inbox.put(Received(self._target.node, message, payload))
