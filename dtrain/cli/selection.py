@@ -14,9 +14,17 @@ from dtrain.errors import MOST_MISTAKES, InFile, Problem, SpecError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+
+def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """An option that is repeated adds to what it said before."""
+    return ",".join(value) if value else None
+
+
 _OPTIONS = (
-    click.option("--nodes", metavar="A,B", help="Run on these nodes of the cluster alone; ranges are understood."),
-    click.option("--exclude", metavar="C", help="Run on all nodes but these."),
+    click.option(
+        "--nodes", metavar="A,B", multiple=True, callback=_joined, help="Run on these nodes of the cluster alone; ranges are understood."
+    ),
+    click.option("--exclude", metavar="C", multiple=True, callback=_joined, help="Run on all nodes but these."),
     click.option(
         "--set", "settings", metavar="KEY=VALUE", multiple=True,
         help="As if the file said so: trainer.epochs=3, cluster.instances.0.gpus=2. May be repeated.",

@@ -8,6 +8,7 @@ import re
 from rich.console import Console
 
 _PLAIN_WIDTH = 80
+_NARROWEST = 20
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:<=>?]*[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
@@ -25,6 +26,7 @@ def _console(*, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=None if is_plain else "auto")
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PLAIN_WIDTH
+    console.width = max(console.width, _NARROWEST)  # rich fails where there is no room for a letter and its margin
     return console
 
 

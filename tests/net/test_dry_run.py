@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -58,3 +59,18 @@ def test_no_line_is_too_long_and_colour_is_only_colour(workspace: Workspace, nam
     coloured = in_a_terminal(workspace, "launch", "--dry-run", colour=True)
     assert "\x1b[33m<port>\x1b[0m" in coloured  # what is open stands out
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_an_option_of_nodes_that_is_repeated_adds_to_the_first(workspace: Workspace) -> None:
+    (workspace.workdir / "train.py").touch()
+    workspace.write("lab.yaml", "instances: [a1, b1, c1, d1]\ngpus_per_instance: 1\n")
+    job = workspace.write("job.yaml", "script: train.py\ncluster: lab.yaml\n")
+    for options, left in ((("--exclude", "a1", "--exclude", "c1"), ["b1", "d1"]), (("--nodes", "d1", "--nodes", "a1"), ["a1", "d1"])):
+        plan = json.loads(workspace.dtrain("launch", job, "--dry-run", "--json", *options).out)
+        assert [node["name"] for node in plan["plan"]["nodes"]] == left
+
+
+def test_no_terminal_is_too_narrow(workspace: Workspace) -> None:
+    (workspace.workdir / "train.py").touch()
+    plan = workspace.dtrain("launch", workspace.job("script: train.py\n"), "--dry-run", env={"COLUMNS": "1"})
+    assert plan.code == 0, plan.err
