@@ -1,4 +1,7 @@
-"""What the nodes of a job do for each other while nobody looks after them (node/tripwire.py, node/remains.py)."""
+"""What the nodes of a job do for each other while nobody looks after them (node/tripwire.py, node/remains.py).
+
+tests/net/test_faults.py has the plain cases.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,9 @@ time.sleep(600)
 """
 
 
-def running(lan: Lan, workspace: Workspace, *, launcher: str = "torchrun", more: str = "") -> subprocess.Popen[str]:
+def running(workspace: Workspace) -> subprocess.Popen[str]:
     workspace.write("stay.py", STAY)
-    job = workspace.write("job.yaml", f"name: stays\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\nlauncher: {launcher}\n{more}")
-    launch = workspace.start("launch", job)
+    launch = workspace.start("launch", workspace.write("job.yaml", "name: stays\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\n"))
     workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 3, "the workers")
     return launch
 
@@ -47,19 +49,9 @@ def all_stopped(lan: Lan, workspace: Workspace, timeout_s: float) -> None:
     workspace.until(lambda: lan.processes() == {}, f"the nodes to stop: {lan.processes()}", timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-def test_a_worker_that_dies_ends_the_job_without_a_launcher(lan: Lan, workspace: Workspace, launcher: str) -> None:
-    orphan(running(lan, workspace, launcher=launcher))
-    kill(lan.nodes[2], "stay.py")
-    all_stopped(lan, workspace, timeout_s=15)
-    status = workspace.status("stays")
-    assert (status["state"], status["exit_code"]) == ("FAILED", 137)
-    assert (status["first_failure"]["node"], status["first_failure"]["rank"]) == ("n3", 2)
-
-
 def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -> None:
     """Its own agent notices too: nobody can reach it, and nothing is left on it either."""
-    launch = running(lan, workspace)
+    launch = running(workspace)
     began = time.monotonic()
     with lan.cut(lan.nodes[1]):
         workspace.until(lambda: not lan.nodes[0].processes() and not lan.nodes[2].processes(), "the others to stop", timeout_s=40)
@@ -76,21 +68,8 @@ def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -
     assert (status["state"], status["exit_code"], status["first_failure"]["reason"]) == ("FAILED", 69, "node-lost")
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_node_without_agent_and_guard_is_cleaned(lan: Lan, workspace: Workspace, node: int) -> None:
-    """torchrun gives each worker a session of its own, so the death of all above ends none of them."""
-    launch = running(lan, workspace)
-    kill(lan.nodes[node], " guard ")
-    result = workspace.wait(launch, timeout_s=40)
-    assert result.code == 69, result.err
-    all_stopped(lan, workspace, timeout_s=10)
-    status = workspace.status("stays")
-    assert (status["state"], status["first_failure"]["node"]) == ("LOST", f"n{node + 1}")
-    assert status["first_failure"]["reason"] == "all-killed"
-
-
 def test_the_next_contact_finds_what_a_killed_job_left(lan: Lan, workspace: Workspace) -> None:
-    orphan(running(lan, workspace))
+    orphan(running(workspace))
     kill(lan.nodes[1], " guard ", "torch.distributed.run", "session")
     workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
     assert "sleep 600" in lan.nodes[1].processes().values()
@@ -101,7 +80,7 @@ def test_the_next_contact_finds_what_a_killed_job_left(lan: Lan, workspace: Work
 
 def test_a_restart_of_a_node_signals_nobody(lan: Lan, workspace: Workspace) -> None:
     """Whoever has the old ids now, even with the old variables, is not the job's."""
-    orphan(running(lan, workspace))
+    orphan(running(workspace))
     n2 = lan.nodes[1]
     enter = ("nsenter", "--pid", "--mount", "--net", "--target", str(n2.init))
     kill(n2, "dtrain", "sleep 600", "stay.py")
@@ -120,15 +99,3 @@ def test_a_restart_of_a_node_signals_nobody(lan: Lan, workspace: Workspace) -> N
         innocent.wait()
         kill(n2, "sleep 601")
         subprocess.run((*enter, "umount", "/proc/sys/kernel/random/boot_id"), check=True)
-
-
-def test_a_launcher_killed_between_two_nodes_leaves_nothing(lan: Lan, workspace: Workspace) -> None:
-    """One node is slow to prepare: its session stands still when the launcher dies."""
-    workspace.write("stay.py", STAY)
-    job = workspace.write("job.yaml", "name: half\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\n")
-    workspace.write("big", "x" * 60_000_000)
-    launch = workspace.start("launch", job)
-    workspace.until(lambda: any(" guard " in str(node.processes()) for node in lan.nodes) or launch.poll() is not None, "a first agent")
-    orphan(launch)
-    all_stopped(lan, workspace, timeout_s=20)
-    assert workspace.status("half")["state"] in ("FAILED", "STOPPED")
