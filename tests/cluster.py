@@ -45,6 +45,11 @@ class Result:
     err: str
 
 
+def _as_from_a_terminal() -> None:
+    """The commands that a script's shell starts in the background, such as these tests, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Workspace:
     """Runs the real command line in processes of its own."""
 
@@ -102,6 +107,7 @@ class Workspace:
                 stdout=output,
                 stderr=output,
                 text=True,
+                preexec_fn=_as_from_a_terminal,
             )
         self._processes.append(process)
         return process

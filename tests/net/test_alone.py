@@ -70,11 +70,13 @@ def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -
 
 def test_the_next_contact_finds_what_a_killed_job_left(lan: Lan, workspace: Workspace) -> None:
     orphan(running(workspace))
-    kill(lan.nodes[1], " guard ", "torch.distributed.run", "session")
+    n2 = lan.nodes[1]
+    workspace.until(lambda: not any(" -c " in command for command in n2.processes().values()), "the launcher's session to end")
+    kill(n2, " guard ", "torch.distributed.run")
     workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
-    assert "sleep 600" in lan.nodes[1].processes().values()
-    status = workspace.status("stays")
-    assert (status["state"], status["exit_code"]) == ("LOST", 69)
+    assert "sleep 600" in n2.processes().values()
+    workspace.until(lambda: workspace.status("stays")["state"] == "LOST", "the next contact")
+    assert workspace.status("stays")["exit_code"] == 69
     all_stopped(lan, workspace, timeout_s=5)
 
 
