@@ -408,6 +408,20 @@ def test_a_start_that_was_killed_is_over_and_gives_its_name_back(workspace: Work
     assert not list(workspace.nodes.glob("blobs/incoming-*"))
 
 
+def test_ctrl_c_stops_a_launch_in_the_background_of_a_script(workspace: Workspace) -> None:
+    """Its shell has told it to ignore Ctrl-C; whoever sends the signal all the same means it."""
+    job = workspace.job("command: echo ready; sleep 600\nlauncher: none\ngrace: 1\n")
+    argv = [sys.executable, "-m", "dtrain", "launch", str(job)]
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    with open(os.devnull, "wb") as null:
+        launch = subprocess.Popen(
+            [sys.executable, "-c", ignoring, *argv], cwd=workspace.workdir, env=workspace.env, stdout=null, stderr=null
+        )
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "the workers")
+    launch.send_signal(signal.SIGINT)
+    assert launch.wait(timeout=60) == 130
+
+
 def test_a_terminal_that_takes_nothing_holds_up_neither_ctrl_c_nor_the_lease(workspace: Workspace) -> None:
     """As after Ctrl-S, or before `less`."""
     workspace.write("flood.py", "import time\nwhile True:\n    print('x' * 1000, flush=True)\n    time.sleep(0.001)\n")
