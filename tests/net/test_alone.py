@@ -17,10 +17,13 @@ from tests.lan import DIR, Lan, Node
 
 pytestmark = [pytest.mark.net, pytest.mark.root]
 
-# Ready, and then there for ever: with a child in a session of its own, as a daemon would be.
+# Ready, and then there for ever: with a child in a session of its own, as a daemon would be. It ignores TERM, which an agent
+# may still send in the instant between its guard's death and its own.
 STAY = """
-import os, subprocess, time
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["setsid", "sleep", "600"])
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 print("ready", flush=True)
 time.sleep(600)
 """
