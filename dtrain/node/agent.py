@@ -434,6 +434,8 @@ class Agent:
         self._tripwire.leave()
         outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
         detail = self._launcher.last_words() if self._cause in ("launcher-failed", "start-timeout") else ""
+        if self._cause == "launcher-failed":  # by itself: where it did not start in time, the KILL was ours
+            detail += self._launcher.ending
         self._event(
             wire.NodeEnded(time.time(), outcome, "" if outcome == "succeeded" else self._cause, detail, procs.as_survivors(survivors))
         )

@@ -87,11 +87,16 @@ class Launcher:
         with open(self._folder.stream(wire.LAUNCHER_LOG), "a") as log:
             log.write(f"dtrain: {text}\n")
 
+    @property
+    def ending(self) -> str:
+        """How it ended, as a line like those of complain; "" while it runs."""
+        if self._process is None or self._process.returncode is None:
+            return ""
+        code = self._process.returncode
+        return f"dtrain: it was ended by signal {code - 128}\n" if code > 128 else f"dtrain: it ended with exit code {code}\n"
+
     def last_words(self) -> str:
-        """What it printed last, and how it ended where nobody here ended it."""
-        if self._process is not None and self._process.returncode is not None:
-            code = self._process.returncode
-            self.complain(f"it was ended by signal {code - 128}" if code > 128 else f"it ended with exit code {code}")
+        """What it printed last."""
         try:
             with open(self._folder.stream(wire.LAUNCHER_LOG), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -181,6 +181,7 @@ class Tripwire:
         self._add(line)
         self._beat_at_s = time.monotonic() + BEAT_S
         self._tell_clock((asked_at + answered_at) / 2 - heard[0].at)
+        self._take(line, heard[1:])
 
     # ---- while it is one ----
 
@@ -275,6 +276,9 @@ class Tripwire:
             else:
                 self._drop(line)
             return
+        self._take(line, messages)
+
+    def _take(self, line: _Line, messages: list[wire.Message]) -> None:
         for message in messages:
             if not self._is_open(line):
                 return

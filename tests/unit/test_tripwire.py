@@ -118,6 +118,24 @@ def test_what_one_node_says_reaches_the_first_and_from_there_any_other(job: Job)
     assert third.said == [("n1", wire.StartDaemon(("a b",))), ("n1", wire.Finish())]
 
 
+def test_what_comes_together_with_the_welcome_is_heard(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job was stopped while this node joined. The kernel hands both over in one piece, as it may."""
+    second = Node("n2")
+    send = socket.socket.send
+    held: list[bytes] = []
+
+    def in_one_piece(connection: socket.socket, data: bytes) -> int:
+        if b'"Welcome"' in data:
+            held.append(data)
+            job.first.tripwire.tell(wire.Stop("failure", 0.0), "n2")
+            return len(data)
+        return send(connection, b"".join([*held, data])) - sum(map(len, held))
+
+    monkeypatch.setattr(socket.socket, "send", in_one_piece)
+    job.join(second)
+    assert second.said == [("n1", wire.Stop("failure", 0.0))]
+
+
 def test_a_node_that_says_goodbye_is_not_lost_and_one_that_does_not_is(job: Job) -> None:
     second, third = Node("n2"), Node("n3")
     job.join(second)
