@@ -104,20 +104,19 @@ def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = Fals
     for record in records:
         if not record.state.is_final or (lost_too and record.state is State.LOST):
             try:
-                asked.append((record, targets(record) if not record.state.is_final else _without_last_word(store, record)))
+                asked.append((record, unended(record, store.state(record), lost_too=True)))
             except NodeUnreachable as error:
                 problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
     return {**problems, **catch_up(store, asked, ASK_NODES_S)}
 
 
-def _without_last_word(store: Store, record: JobRecord) -> tuple[Target, ...]:
-    said = {node.name for node in store.state(record).nodes if node.has_ended}
-    return tuple(target for target in targets(record) if target.node not in said)
+def unended(record: JobRecord, state: JobState, *, lost_too: bool = False) -> tuple[Target, ...]:
+    """How to reach those nodes of a job that have not said that they ended.
 
-
-def unended(record: JobRecord, state: JobState) -> tuple[Target, ...]:
-    """How to reach those nodes of a job that have not said that they ended."""
-    ended = {node.name for node in state.nodes if node.state.is_final}
+    Args:
+        lost_too: also those that others gave up for lost.
+    """
+    ended = {node.name for node in state.nodes if (node.has_ended if lost_too else node.state.is_final)}
     return tuple(target for target in targets(record) if target.node not in ended)
 
 

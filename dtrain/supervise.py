@@ -121,7 +121,7 @@ class Supervisor:
             wanted = (offsets or {}).get(target.node, {})
             known = {**self._store.offsets(self._job, target.node), **wanted}
             self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox)
-        while not self._inbox.empty():  # a stop is in the store before any node is asked whether it has the job
+        while not self._inbox.empty():  # a stop is in the store before any node is told, or asked whether it has the job
             self._take(self._inbox.get())
         for follower in self._followers.values():
             follower.start()
@@ -194,7 +194,6 @@ class Supervisor:
                 self._stopping_since_s = self._stopping_since_s or time.monotonic()
                 self._stop_until_s = time.monotonic() + grace_s + _OVERTIME_S
                 self._intake.take_own(StopAsked(time.time(), cause, by))
-                self._tell_all(wire.Stop(cause, grace_s))
 
     def _leave_those_that_ended(self) -> None:
         """Nothing more is expected of them. That the nodes end together is their own business (node/tripwire.py)."""

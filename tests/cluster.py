@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TIMEOUT_S = 120.0
+
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="not installed: mpirun")
 
 # A worker that says where it is, once all have met: host name, sum of all ranks, then these variables.
 PLACE = """

@@ -19,6 +19,15 @@ def _skipped(config: pytest.Config) -> list[str]:
     return [] if reporter is None else [report.nodeid for report in reporter.stats.get("skipped", [])]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out, by name, what this machine has not the parts for."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        lacking = ("not installed: sshd" if "sshd" in names and SSHD is None else None) or ("lan" in names and why_not()) or None
+        if lacking:
+            item.add_marker(pytest.mark.skip(reason=lacking))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """CI has all that the tests need, so there (DTRAIN_NO_SKIP) a skip is a test lost, and the run fails."""
@@ -47,8 +56,6 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 @pytest.fixture
 def sshd(workspace: Workspace) -> Iterator[Sshd]:
     """An sshd on loopback that the workspace's user reaches by the name `box`."""
-    if SSHD is None:
-        pytest.skip("not installed: sshd")
     server = Sshd(workspace.root / "sshd")
     try:
         write_user_files(workspace.root / "home", server.user_key, [server.host()])
@@ -59,8 +66,6 @@ def sshd(workspace: Workspace) -> Iterator[Sshd]:
 
 @pytest.fixture(scope="session")
 def _three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lan]:
-    if why := why_not():
-        pytest.skip(why)
     lan = Lan(tmp_path_factory.mktemp("lan") / "lan", num_nodes=3)
     try:
         yield lan

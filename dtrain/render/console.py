@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
+from typing_extensions import Self
 
 _PLAIN_WIDTH = 80
 _NARROWEST = 20
@@ -28,6 +30,22 @@ def _console(*, stderr: bool) -> Console:
         console.width = _PLAIN_WIDTH
     console.width = max(console.width, _NARROWEST)  # rich fails where there is no room for a letter and its margin
     return console
+
+
+class StatusLine:
+    """What is drawn anew below the log on a terminal, and nowhere else. Used as a context manager: it goes at its end."""
+
+    def __init__(self, console: Console, what: RenderableType) -> None:
+        self.live = Live(what, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
 
 
 def harmless(line: str) -> str:

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
-from dtrain.render.console import duration, size
+from dtrain.render.console import StatusLine, duration, size
 from dtrain.render.lines import RankLines
 from dtrain.render.plan import print_plan
 
@@ -22,13 +21,13 @@ _PLAIN_PROGRESS_S = 5.0  # between two progress lines where there is no terminal
 _SHOW_SENDING_S = 1.0
 
 
-class LiveView:
+class LiveView(StatusLine):
     """Progress of a start, then a Watcher of the job. Used as a context manager: the status line goes at its end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = ""
-        self._live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        super().__init__(console, self)
         self._lines = RankLines(self._raw, colour=console.is_terminal and not console.no_color)
         self._said_at_s = 0.0
         self._began_s = time.monotonic()
@@ -37,15 +36,9 @@ class LiveView:
         self._busy = ""
         self.evaluation: Mapping[str, float] = {}
 
-    def __enter__(self) -> LiveView:
-        if self._live is not None:
-            self._live.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._lines.end()
-        if self._live is not None:
-            self._live.stop()
+        super().__exit__()
 
     def __rich__(self) -> Text:
         """The line below the log, drawn anew four times a second."""
@@ -110,7 +103,7 @@ class LiveView:
 
     def _raw(self, text: str) -> None:
         """Log lines by-pass rich where there is no status line to keep clear of: it is a thousand times faster."""
-        if self._live is None:
+        if self.live is None:
             sys.stderr.write(text)
             sys.stderr.flush()
         else:
@@ -124,7 +117,7 @@ class LiveView:
 
     def _progress(self, text: str, *, last: bool) -> None:
         now_s = time.monotonic()
-        if self._live is None and (last or now_s - self._said_at_s >= _PLAIN_PROGRESS_S):
+        if self.live is None and (last or now_s - self._said_at_s >= _PLAIN_PROGRESS_S):
             self._console.print(Text(text), soft_wrap=True)
             self._said_at_s = now_s
         self._show(text)

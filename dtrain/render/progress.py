@@ -5,34 +5,24 @@ from __future__ import annotations
 import time
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from dtrain.render.console import size
+from dtrain.render.console import StatusLine, size
 
 _SHOW_AFTER_S = 1.0
 
 
-class Transfer:
+class Transfer(StatusLine):
     """One line on a terminal, nothing elsewhere. `moved` may be called from several threads."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._what = what
-        self._live = Live(Text(""), console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        super().__init__(console, Text(""))
         self._began_s = time.monotonic()
         self._moved: dict[str, tuple[int, int]] = {}
 
-    def __enter__(self) -> Transfer:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def moved(self, node: str, moved_bytes: int, total_bytes: int) -> None:
         self._moved[node] = moved_bytes, total_bytes
-        if self._live is not None and time.monotonic() - self._began_s > _SHOW_AFTER_S:
+        if self.live is not None and time.monotonic() - self._began_s > _SHOW_AFTER_S:
             moved, total = (sum(parts) for parts in zip(*self._moved.values(), strict=True))
-            self._live.update(Text(f"{self._what} {size(moved)} of {size(total)}", "dim"))
+            self.live.update(Text(f"{self._what} {size(moved)} of {size(total)}", "dim"))

@@ -7,33 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from dtrain.jobstate import Event, JobState
 from dtrain.plan import counted
-from dtrain.render.console import duration
+from dtrain.render.console import StatusLine, duration
 
 _MOST_NAMES = 8
 
 
-class StopView:
+class StopView(StatusLine):
     """A Watcher. One line on a terminal, drawn anew; elsewhere only what goes wrong is said."""
 
     def __init__(self, console: Console, nodes: Sequence[str], grace_s: float) -> None:
         self._console = console
-        self._live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        super().__init__(console, self)
         self._stopping = list(nodes)
         self._kill_at_s = time.monotonic() + grace_s
-
-    def __enter__(self) -> StopView:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def __rich__(self) -> Text:
         left_s = self._kill_at_s - time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dtrain.errors import PreflightFailed
 from dtrain.link import Link, Target
 from dtrain.node import procs, wire
 from dtrain.spec import Instance
-from tests.cluster import Workspace
+from tests.cluster import Workspace, needs_mpirun
 from tests.nvidia import Gpus
 
 pytestmark = pytest.mark.net
@@ -50,11 +49,9 @@ def _until_given(workspace: Workspace, name: str, gpus: str) -> None:
     workspace.until(lambda: f"given {gpus}\n" in workspace.dtrain("logs", name).out, f"{name} to have GPU {gpus}")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "none"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=needs_mpirun), "none"])
 def test_a_number_takes_the_lowest_free_gpus(workspace: Workspace, foreigner: subprocess.Popen[bytes], launcher: str) -> None:
     """Each worker sees all of its node's, and its local rank says which is its own."""
-    if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("not installed: mpirun")
     Gpus(workspace, 5).compute(1, foreigner.pid)
     result = workspace.dtrain("launch", _job(workspace, "takes", "2", instances=2, launcher=launcher))
     assert result.code == 0, result.err

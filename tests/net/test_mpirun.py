@@ -21,10 +21,10 @@ from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, make_plan
 from dtrain.spec import load_job
-from tests.cluster import PLACE, Workspace
+from tests.cluster import PLACE, Workspace, needs_mpirun
 from tests.lan import DIR, Lan, Node
 
-pytestmark = [pytest.mark.net, pytest.mark.skipif(shutil.which("mpirun") is None, reason="not installed: mpirun")]
+pytestmark = [pytest.mark.net, needs_mpirun]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cluster-examples"
 
