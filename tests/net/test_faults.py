@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-from tests.cluster import Workspace
+from tests.cluster import Workspace, needs_mpirun
 from tests.faults import FAULTS, LAUNCHERS, MODES, Case, differences, measure
 from tests.lan import Lan
 
@@ -28,6 +29,10 @@ CASES = tuple(Case(fault, *turn) for fault, turn in zip(FAULTS, itertools.cycle(
 assert {(case.launcher, case.mode) for case in CASES} == set(itertools.product(LAUNCHERS, MODES))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def _marked(case: Case) -> ParameterSet:
+    return pytest.param(case, marks=needs_mpirun if case.launcher == "mpirun" else ())
+
+
+@pytest.mark.parametrize("case", map(_marked, CASES), ids=str)
 def test_a_fault(lan: Lan, workspace: Workspace, case: Case) -> None:
     assert differences(case, measure(case, lan, workspace)) == []

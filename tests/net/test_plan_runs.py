@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import HOSTILE, Workspace
+from tests.cluster import HOSTILE, Workspace, needs_mpirun
 from tests.lan import Lan
 
 pytestmark = pytest.mark.net
 
-needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="not installed: mpirun")
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=needs_mpirun), "none"]
 
 # What a worker is: its own command and variables, and those of what started it.
