@@ -97,7 +97,6 @@ class NodeState:
     name: str
     ranks: tuple[RankState, ...]
     state: State = State.PENDING
-    last_event_at: float | None = None
     survivors: tuple[wire.Survivor, ...] = ()
     clock_offset_s: float = 0.0  # how far its clock is ahead of the first node's
     missed: str = ""  # how another node lost touch with it
@@ -189,30 +188,28 @@ class JobState:
         """The state once `event` has happened on `node`."""
         match event:
             case wire.AgentStarted():
-                return replace(self._with_node(node, event.at, state=State.STARTING), started_at=self.started_at or event.at)
+                return replace(self._with_node(node, state=State.STARTING), started_at=self.started_at or event.at)
             case wire.LauncherStarted() | wire.NodeStopping():
-                return self._with_node(node, event.at)
+                return self
             case wire.ClockOffset():
-                return self._with_node(node, event.at, clock_offset_s=event.offset_s)
+                return self._with_node(node, clock_offset_s=event.offset_s)
             case wire.PeerLost():
                 text = f"{node} says: {event.how}"
-                after = self._with_node(node, event.at)._with_node(event.node, None, missed=text)
+                after = self._with_node(event.node, missed=text)
                 # by the first word that was due and did not come
                 lost_at = self._on_first_clock(node, event.at - max(0.0, event.silent_s - tripwire.BEAT_S))
                 return after._with_failure(_lost(lost_at, event.node, text))
             case wire.WorkerStarted():
-                return self._with_rank(node, event.at, event.rank, state=State.RUNNING, pid=event.pid)
+                return self._with_rank(node, event.rank, state=State.RUNNING, pid=event.pid)
             case wire.WorkerEnded():
                 ended = State.SUCCEEDED if event.exit_code == 0 else State.FAILED
-                after = self._with_rank(node, event.at, event.rank, state=ended, exit_code=event.exit_code)
-                return (
-                    after
-                    if event.exit_code == 0
-                    else after._with_failure(_worker_failure(node, event, self._on_first_clock(node, event.at)))
-                )
+                after = self._with_rank(node, event.rank, state=ended, exit_code=event.exit_code)
+                if event.exit_code != 0:
+                    after = after._with_failure(_worker_failure(node, event, self._on_first_clock(node, event.at)))
+                return after
             case wire.NodeEnded():
                 ended = State[event.outcome.upper()]
-                after = self._with_node(node, event.at, state=ended, survivors=event.survivors, has_ended=True)
+                after = self._with_node(node, state=ended, survivors=event.survivors, has_ended=True)
                 after = after._with_ranks_over(node, ended)
                 if event.outcome in ("failed", "lost") and event.reason != "worker-failed":
                     after = after._with_failure(_node_failure(node, event, self._on_first_clock(node, event.at)))
@@ -221,7 +218,7 @@ class JobState:
                 return replace(self, stop_cause=self.stop_cause or event.cause)
             case NodeLost():
                 failure = _lost(event.at, event.node, event.text)
-                after = self._with_node(event.node, event.at, state=State.LOST)._with_ranks_over(event.node, State.LOST)
+                after = self._with_node(event.node, state=State.LOST)._with_ranks_over(event.node, State.LOST)
                 return after._with_failure(failure)._with_end(event.at)
             case StartFailed():
                 return replace(self, start_failed=self.start_failed or event, ended_at=event.at)
@@ -235,7 +232,7 @@ class JobState:
         """No rank outlives its node; one that did not report its end has no exit code."""
         node = next(node for node in self.nodes if node.name == name)
         ranks = tuple(each if each.state.is_final else replace(each, state=state) for each in node.ranks)
-        return replace(self, nodes=tuple(replace(each, ranks=ranks) if each.name == name else each for each in self.nodes))
+        return self._with_node(name, ranks=ranks)
 
     def _with_end(self, at: float) -> JobState:
         return replace(self, ended_at=at) if all(node.state.is_final for node in self.nodes) else self
@@ -245,18 +242,18 @@ class JobState:
             failure = replace(failure, symptom=True)
         return replace(self, failures=(*self.failures, failure))
 
-    def _with_node(self, name: str, at: float | None, **changes: object) -> JobState:
+    def _with_node(self, name: str, **changes: object) -> JobState:
         nodes = tuple(
-            replace(node, last_event_at=at or node.last_event_at, **changes) if node.name == name else node  # type: ignore[arg-type]
+            replace(node, **changes) if node.name == name else node  # type: ignore[arg-type]
             for node in self.nodes
         )
         return replace(self, nodes=nodes)
 
-    def _with_rank(self, name: str, at: float, rank: int, **changes: object) -> JobState:
+    def _with_rank(self, name: str, rank: int, **changes: object) -> JobState:
         node = next(node for node in self.nodes if node.name == name)
         ranks = tuple(replace(each, **changes) if each.rank == rank else each for each in node.ranks)  # type: ignore[arg-type]
         started = all(each.state is not State.PENDING for each in ranks)
-        return self._with_node(name, at, ranks=ranks, state=State.RUNNING if started else node.state)
+        return self._with_node(name, ranks=ranks, state=State.RUNNING if started else node.state)
 
 
 def _lost(at: float, node: str, text: str) -> Failure:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from tests.cluster import Workspace, needs_mpirun
 from tests.faults import FAULTS, LAUNCHERS, MODES, Case, differences, measure
@@ -29,10 +28,9 @@ CASES = tuple(Case(fault, *turn) for fault, turn in zip(FAULTS, itertools.cycle(
 assert {(case.launcher, case.mode) for case in CASES} == set(itertools.product(LAUNCHERS, MODES))
 
 
-def _marked(case: Case) -> ParameterSet:
-    return pytest.param(case, marks=needs_mpirun if case.launcher == "mpirun" else ())
+_MARKED = [pytest.param(case, marks=needs_mpirun if case.launcher == "mpirun" else (), id=str(case)) for case in CASES]
 
 
-@pytest.mark.parametrize("case", map(_marked, CASES), ids=str)
+@pytest.mark.parametrize("case", _MARKED)
 def test_a_fault(lan: Lan, workspace: Workspace, case: Case) -> None:
     assert differences(case, measure(case, lan, workspace)) == []
