@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from dtrain.node import wire
 
+BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of dtrain's own code
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UNSETTLED = "unsettled"
 _UCRED = struct.Struct("3i")  # pid, uid, gid

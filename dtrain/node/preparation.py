@@ -12,11 +12,10 @@ import sys
 from typing import Optional
 
 from dtrain.node import gpus, tree, tripwire, wire
-from dtrain.node.folder import JobFolder, NodeDir
+from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 
 _START_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 2.0
-_BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Refused(Exception):
@@ -94,7 +93,7 @@ def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str],
     """Process id of the guard, once its agent listens."""
     with open(folder.stream("logs/agent.log"), "ab") as log:
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", _BUNDLE, "guard", folder.path, *descriptors],
+            [sys.executable, "-I", "-S", BUNDLE, "guard", folder.path, *descriptors],
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

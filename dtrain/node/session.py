@@ -16,14 +16,13 @@ import time
 from typing import Optional
 
 from dtrain.node import network, preparation, probe, remains, tree, wire
-from dtrain.node.folder import JobFolder, NodeDir
+from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
 _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
 _LOOK_S = 1.0  # between two looks at whether the agent is there
-_BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def main(argv: list[str]) -> int:
@@ -123,7 +122,7 @@ class _Session:
         if isinstance(order, wire.Open):
             self._open(order)
         elif isinstance(order, wire.Probe):
-            own = {"bundle": _BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
+            own = {"bundle": BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
             self._reply(probe.facts(order, self._node_dir, **own))
         elif isinstance(order, wire.Listen):
             self._listen(order)
