@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.cluster import Workspace
 from tests.lan import Lan, Node, why_not
+from tests.scene import new_workspace, three_machines
 
 LIMIT_PERCENT = 0.3
 LIMIT_MIB = 25.0
@@ -27,13 +27,8 @@ def main() -> int:
     if why := why_not():
         print(f"guard and agent: not measured, {why}")
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        lan = Lan(root / "lan", num_nodes=3)
-        try:
-            costs = _measured(root, lan, seconds)
-        finally:
-            lan.close()
+    with three_machines() as (lan, folder), new_workspace(lan, folder / "workspace", wipe=False) as workspace:
+        costs = _measured(workspace, lan, seconds)
     is_good = True
     for name, (percent, mib) in costs.items():
         print(f"{name}: {percent:.3f} % of a core, {mib:.1f} MiB (over {seconds:g} s; at most {LIMIT_PERCENT} % and {LIMIT_MIB:g} MiB)")
@@ -41,18 +36,11 @@ def main() -> int:
     return 0 if is_good else 1
 
 
-def _measured(root: Path, lan: Lan, seconds: float) -> dict[str, tuple[float, float]]:
+def _measured(workspace: Workspace, lan: Lan, seconds: float) -> dict[str, tuple[float, float]]:
     """Percent of a core and MiB, by node."""
-    home, work = root / "home", root / "work"
-    home.mkdir()
-    work.mkdir()
-    lan.admit(home)
-    (work / "lan.yaml").write_text(lan.cluster())
-    (work / "job.yaml").write_text("launcher: none\ncommand: [sleep, '3600']\ncluster: lan.yaml\ngrace: 1\n")
-    env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(root / "state")}
-    dtrain = str(Path(sys.executable).parent / "dtrain")
-    argv = (dtrain, "launch", "job.yaml", "--detach")
-    job = subprocess.run(argv, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True, text=True).stdout.strip()
+    job = workspace.write("job.yaml", "launcher: none\ncommand: [sleep, '3600']\ncluster: lan.yaml\ngrace: 1\n")
+    launched = workspace.dtrain("launch", job, "--detach")
+    assert launched.code == 0, launched.err
     keepers = {node: _keepers(node) for node in lan.nodes}
     before = {node: sum(map(_cpu_s, pids)) for node, pids in keepers.items()}
     time.sleep(seconds)
@@ -63,7 +51,8 @@ def _measured(root: Path, lan: Lan, seconds: float) -> dict[str, tuple[float, fl
         )
         for node, pids in keepers.items()
     }
-    subprocess.run((dtrain, "stop", job), cwd=work, env=env, capture_output=True, check=True)
+    stopped = workspace.dtrain("stop", launched.out.strip())
+    assert stopped.code == 0, stopped.err
     return costs
 
 
