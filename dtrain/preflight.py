@@ -13,7 +13,7 @@ from dtrain.spec import ClusterSpec, Instance
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
-_RING = 16  # how many nodes after itself a node dials: all pairs up to 17 nodes, then a number of dials that grows with the nodes
+_RING = 31  # how many nodes after itself a node dials: all pairs up to 32 nodes, then a number of dials that grows with the nodes
 _MOST_FAULTS = 10
 _MOST_NAMES = 4
 

@@ -234,6 +234,14 @@ class Lan:
         for rule in ("-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", "-p tcp --dport 22 -j ACCEPT", "-j DROP"):
             node.run("iptables", "-w", "-A", "INPUT", "-i", "eth0", *rule.split())
 
+    def lose_large_packets(self, node: Node) -> None:
+        """A switch port with a smaller MTU than what is plugged into it: no word comes back of what it drops."""
+        for one in self.nodes:
+            one.run("ip", "link", "set", "eth0", "gso_max_segs", "1")  # else a veth passes packets on that no cable holds
+            self._undo.append(functools.partial(one.run, "ip", "link", "set", "eth0", "gso_max_segs", "65535"))
+        _run("ip", "link", "set", node.link, "mtu", "1000")
+        self._undo.append(lambda: _run("ip", "link", "set", node.link, "mtu", "1500"))
+
     def greet(self, node: Node, text: str) -> None:
         """A start-up file of the node's login shells."""
         rc = node.path(f"{_HOME}/.bashrc")

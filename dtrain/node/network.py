@@ -5,6 +5,8 @@ token of this start and mean the same node, since an address alone says nothing:
 
 dialer:    nonce (16 bytes), HMAC-SHA256(token, "dial" + name of the node that it means + nonce)
 listener:  HMAC-SHA256(token, "here" + its own name + nonce); to anything else it hangs up without a word
+dialer:    bulk (more than the largest frame holds), for a network may let small packets through and lose larger ones
+listener:  as much
 """
 
 from __future__ import annotations
@@ -35,10 +37,13 @@ _BACKLOG = 1024
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _HELLO_BYTES = _NONCE_BYTES + _MAC_BYTES
+_BULK_BYTES = 9216  # a jumbo frame has 9000
+_BUFFER_BYTES = 65536  # what is sent fits into it, so that nothing has to be sent in parts
 
 _NOBODYS = "127.255.255.254"  # an address of this node that nobody uses
 
 _ANOTHER = "another machine answered"
+_LOSES_LARGE = "larger packets are lost (MTU)"
 
 # Closing resets: no port is in TIME_WAIT after the proof, where it could not be kept again for a minute.
 _RESET = struct.pack("ii", 1, 0)
@@ -117,7 +122,9 @@ def _ports_of_connections(window: range) -> Iterator[int]:
 @dataclass
 class _Guest:
     until_s: float
-    heard: bytes = b""
+    hello: bytes = b""
+    is_known: bool = False
+    bulk_bytes: int = 0
 
 
 class Listener:
@@ -179,8 +186,7 @@ class Listener:
             connection, _ = listener.accept()
         except OSError:  # it hung up already
             return
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        _set_up(connection)
         if len(self._guests) >= self._most_guests:
             self._drop(next(iter(self._guests)))
         self._guests[connection] = _Guest(time.monotonic() + self._guest_timeout_s)
@@ -191,24 +197,31 @@ class Listener:
         if guest is None:
             return  # dropped since the selector spoke of it
         try:
-            part = connection.recv(_HELLO_BYTES)
+            part = connection.recv(_BULK_BYTES if guest.is_known else _HELLO_BYTES - len(guest.hello))
         except BlockingIOError:
             return
         except OSError:
             part = b""
-        guest.heard += part
-        is_whole = len(guest.heard) == _HELLO_BYTES
-        if not part or len(guest.heard) > _HELLO_BYTES or (is_whole and not self._answer(connection, guest.heard)):
+        if not part or not self._answer(connection, guest, part):
             self._drop(connection)
 
-    def _answer(self, connection: socket.socket, hello: bytes) -> bool:
+    def _answer(self, connection: socket.socket, guest: _Guest, part: bytes) -> bool:
         """Whether it was for us. The dialer hangs up: a reset from here could overtake the answer."""
-        nonce, mac = hello[:_NONCE_BYTES], hello[_NONCE_BYTES:]
-        if not hmac.compare_digest(mac, _mac(self._token, b"dial", self._node, nonce)):
-            return False
+        if guest.is_known:
+            guest.bulk_bytes += len(part)
+            reply = bytes(_BULK_BYTES) if guest.bulk_bytes == _BULK_BYTES else b""
+        else:
+            guest.hello += part
+            if len(guest.hello) < _HELLO_BYTES:
+                return True
+            nonce, mac = guest.hello[:_NONCE_BYTES], guest.hello[_NONCE_BYTES:]
+            if not hmac.compare_digest(mac, _mac(self._token, b"dial", self._node, nonce)):
+                return False
+            guest.is_known = True
+            reply = _mac(self._token, b"here", self._node, nonce)
         with contextlib.suppress(OSError):  # it hung up
-            connection.send(_mac(self._token, b"here", self._node, nonce))  # fits into a buffer that is empty
-        return True
+            connection.send(reply)
+        return guest.bulk_bytes <= _BULK_BYTES
 
     def _drop(self, connection: socket.socket) -> None:
         del self._guests[connection]
@@ -241,6 +254,13 @@ def _tcp_socket(address: str) -> socket.socket:
     return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
 
 
+def _set_up(connection: socket.socket) -> None:
+    """One end of a proof."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+
+
 def _mac(token: str, word: bytes, node: str, nonce: bytes) -> bytes:
     return hmac.digest(token.encode(), word + node.encode() + nonce, "sha256")
 
@@ -267,6 +287,7 @@ class _Call:
     hello: bytes
     expected: bytes
     is_through: bool = False
+    is_answered: bool = False
     heard: bytearray = field(default_factory=bytearray)
 
 
@@ -278,8 +299,7 @@ def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -
         for index, target in enumerate(targets):
             try:
                 connection = connections.enter_context(_tcp_socket(target.address))
-                connection.setblocking(False)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                _set_up(connection)
                 with contextlib.suppress(BlockingIOError):
                     connection.connect((target.address, target.port))
             except OSError as error:
@@ -293,6 +313,8 @@ def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -
             for key, _ in selector.select(left_s):
                 assert isinstance(key.fileobj, socket.socket)
                 cause = _go_on(key.fileobj, key.data, selector)
+                if key.data.is_answered:
+                    causes[key.data.index] = _LOSES_LARGE  # unless more comes
                 if cause is not None:
                     causes[key.data.index] = cause
                     selector.unregister(key.fileobj)
@@ -314,16 +336,25 @@ def _go_on(connection: socket.socket, call: _Call, selector: selectors.BaseSelec
         with contextlib.suppress(OSError):  # hung up on: read says so
             connection.send(call.hello)  # fits into a buffer that is empty
         return None
+    wanted = _BULK_BYTES if call.is_answered else _MAC_BYTES
     try:
-        part = connection.recv(_MAC_BYTES - len(call.heard))
+        part = connection.recv(wanted - len(call.heard))
     except BlockingIOError:
         return None
     except OSError:
         part = b""
     call.heard += part
-    if part and len(call.heard) < _MAC_BYTES:
+    if part and len(call.heard) < wanted:
         return None
-    return "" if hmac.compare_digest(bytes(call.heard), call.expected) else _ANOTHER
+    if call.is_answered:
+        return "" if part else _LOSES_LARGE
+    if not hmac.compare_digest(bytes(call.heard), call.expected):
+        return _ANOTHER
+    call.is_answered = True
+    call.heard.clear()
+    with contextlib.suppress(OSError):
+        connection.send(bytes(_BULK_BYTES))
+    return None
 
 
 def _why(error: OSError) -> str:

@@ -182,6 +182,15 @@ def test_a_firewall_between_the_nodes_is_found_before_anything_starts(lan: Lan, 
     workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
 
 
+def test_a_path_that_loses_larger_packets_is_found_before_anything_starts(lan: Lan, workspace: Workspace) -> None:
+    """Logins and handshakes go through there; the first tensors would not."""
+    lan.lose_large_packets(lan.nodes[1])
+    workspace.write("train.py", "print('started')\n")
+    result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\ncluster: lan.yaml\n"))
+    assert result.code == 78 and "started" not in result.err, result.err
+    assert re.search(r"n2: .*larger packets are lost \(MTU\)", result.err), result.err
+
+
 def test_a_node_behind_a_bastion(lan: Lan, workspace: Workspace) -> None:
     workspace.write("place.py", PLACE)
     lan.hide(lan.nodes[2])

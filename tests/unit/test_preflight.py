@@ -136,26 +136,26 @@ def test_ports_are_the_window_of_the_cluster_file(tmp_path: Path) -> None:
 # ---- who dials whom ----
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 17])
-def test_up_to_17_nodes_every_pair_is_tried_both_ways(number: int) -> None:
+@pytest.mark.parametrize("number", [1, 2, 3, 32])
+def test_up_to_32_nodes_every_pair_is_tried_both_ways(number: int) -> None:
     targets = {f"node{index}": (_eth(index),) for index in range(number)}
     pairs = [(dialer, target.node) for dialer, some in preflight.dials(targets, dict.fromkeys(targets, 1)).items() for target in some]
     assert sorted(pairs) == sorted(pair for one, other in combinations(targets, 2) for pair in ((one, other), (other, one)))
 
 
-def test_of_more_nodes_each_dials_16_and_the_first_one_and_that_one_all() -> None:
-    targets = {f"node{index}": (LO, _eth(index)) for index in range(20)}
+def test_of_more_nodes_each_dials_31_and_the_first_one_and_that_one_all() -> None:
+    targets = {f"node{index}": (LO, _eth(index)) for index in range(40)}
     dials = preflight.dials(targets, {node: 1000 + index for index, node in enumerate(targets)})
     dialed = {dialer: [target.node for target in some[::2]] for dialer, some in dials.items()}
-    assert dialed["node0"] == [f"node{index}" for index in range(1, 20)]
-    assert dialed["node2"] == ["node0", *(f"node{index}" for index in range(3, 19))]
-    assert dialed["node3"] == ["node0", *(f"node{index}" for index in range(4, 20))]
-    assert dialed["node19"] == [f"node{index}" for index in range(16)]
+    assert dialed["node0"] == [f"node{index}" for index in range(1, 40)]
+    assert dialed["node2"] == ["node0", *(f"node{index}" for index in range(3, 34))]
+    assert dialed["node3"] == ["node0", *(f"node{index}" for index in range(4, 35))]
+    assert dialed["node39"] == [f"node{index}" for index in range(31)]
     for dialer, nodes in dialed.items():
         assert len(nodes) == len(set(nodes)) and dialer not in nodes
-    tried_by = [sum(f"node{index}" in nodes for nodes in dialed.values()) for index in range(20)]
-    assert min(tried_by) >= 16 and tried_by[0] == 19
-    assert [(target.address, target.port) for target in dials["node19"][2:4]] == [("127.0.0.1", 1001), ("10.0.0.1", 1001)]
+    tried_by = [sum(f"node{index}" in nodes for nodes in dialed.values()) for index in range(40)]
+    assert min(tried_by) >= 31 and tried_by[0] == 39
+    assert [(target.address, target.port) for target in dials["node39"][2:4]] == [("127.0.0.1", 1001), ("10.0.0.1", 1001)]
 
 
 # ---- the choice ----
