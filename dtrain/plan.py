@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import GpusMissing, InFile, NodesBusy, PreflightFailed, Problem, SpecError
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
+from dtrain.shell_words import shell_words, visible
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import TrainerConfig
@@ -68,7 +68,7 @@ class LaunchPlan:
     cluster_size: int | None  # instances x GPUs per instance; None until the nodes said how many GPUs they have
     master_address: str
     master_port: int | None  # None until the first node keeps one
-    run: str  # what the workers run, in words
+    run: str  # what the workers run, in words; lines where the job's command is
     batch: BatchPlan | None  # the arithmetic of a built-in trainer
     total_iterations: int | None
     grace_s: float
@@ -165,26 +165,25 @@ def python_of(instance: Instance) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """What the workers run, in a line."""
+    """What the workers run, as a person would type it."""
     match run:
         case Script(path, args):
-            return shlex.join((path, *args))
+            return shell_words((path, *args))
         case Module(name, args):
-            return shlex.join(("-m", name, *args))
+            return shell_words(("-m", name, *args))
         case Command(argv):
-            text = bash_text(argv)
-            return shlex.join(argv) if text is None else " ".join((*text[0].split(), *map(shlex.quote, text[1])))
+            return bash_text(argv) or shell_words(argv)
         case TrainerConfig():
-            return f"trainer {run.model} on {run.data}"
+            return visible(f"trainer {run.model} on {run.data}")
         case AllreduceConfig():
             return "allreduce benchmark"
 
 
-def bash_text(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """What the user wrote, where a command was given as text: the text, and the arguments that it gets as "$@"."""
+def bash_text(argv: Sequence[str]) -> str | None:
+    """What the user wrote, where a command was given as text that can be read: its lines, and the arguments that it gets as "$@"."""
     match tuple(argv):
-        case ("bash", "-c", text, "bash", *arguments) if text.strip():
-            return text, tuple(arguments)
+        case ("bash", "-c", text, "bash", *arguments) if text.strip() and text.replace("\n", "").replace("\t", "").isprintable():
+            return text.strip("\n") + (f'\nwith {shell_words(arguments)} as "$@"' if arguments else "")
         case _:
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,8 +13,9 @@ from rich.text import Text
 from dtrain.launchers import MASKED, NodeCommand
 from dtrain.plan import bash_text
 from dtrain.render.ranges import collapsed
+from dtrain.render.shell import open_word, print_text, print_words
+from dtrain.shell_words import shell_word
 
-_OPEN = re.compile(r"<[a-zA-Z ]+>")  # what only the probe can know
 _MOST_VALUES = 4
 _MOST_GROUPS = 20
 _DAEMON = "mpirun's daemon, which dtrain's agent starts"
@@ -29,7 +29,7 @@ def print_commands(console: Console, commands: Sequence[NodeCommand]) -> None:
     _argv(console, first.argv)
     _head(console, "", "each worker:" if first.argv[-1:] != ("none",) else "which runs:")
     _variables(console, first.worker_env)
-    _argv(console, first.worker_argv)
+    _worker(console, first.worker_argv)
     whole, daemon = _parts(first), _parts(replace(first, argv=()))  # the second as if the first node, too, had a daemon alone
     differences = [(command.node, _differences(whole if command.argv else daemon, _parts(command))) for command in commands[1:]]
     # Neighbours that differ in the same things are told of together.
@@ -40,7 +40,7 @@ def print_commands(console: Console, commands: Sequence[NodeCommand]) -> None:
         _head(console, nodes, f" {'runs' if len(group) == 1 else 'run'} the same as {first.node}" + (", but:" if same[0] else ""))
         told = {_told(part, [difference[part] for difference in same]): None for part in same[0]}  # launcher and worker may differ alike
         for text in told:
-            _print_wrapped(console, text.split(" "))
+            print_text(console, text)
     if len(groups) > _MOST_GROUPS:
         console.print(f"\nand {sum(map(len, groups[_MOST_GROUPS:]))} more nodes: --json shows them all")
 
@@ -69,8 +69,8 @@ def _differences(parts: Mapping[_Part, str], others: Mapping[_Part, str]) -> dic
 def _told(part: _Part, values: Sequence[str | None]) -> str:
     if part.key == -1:
         return _DAEMON
-    name = f"{part.key}=" if isinstance(part.key, str) else ""
-    texts = dict.fromkeys(name + _quoted(value) for value in values if value is not None)
+    told = [_variable(part.key, value) if isinstance(part.key, str) else open_word(value) for value in values if value is not None]
+    texts = dict.fromkeys(told)
     return collapsed([*texts], at_most=_MOST_VALUES) if texts else f"no {part.key}"
 
 
@@ -80,23 +80,30 @@ def _head(console: Console, name: str, rest: str) -> None:
 
 def _variables(console: Console, env: Mapping[str, str]) -> None:
     for name, value in sorted(env.items()):
-        _print_wrapped(console, [f"{name}={_quoted(value)}"])
+        print_words(console, [_variable(name, value)])
+
+
+def _variable(name: str, value: str) -> str:
+    return f"{name}={value if value in ('', MASKED) else open_word(value)}"
 
 
 def _argv(console: Console, argv: Sequence[str]) -> None:
     if not argv:
         console.print(Text(f"  {_DAEMON}", "dim"))
         return
+    for section in _sections([open_word(argument) for argument in argv]):
+        print_words(console, section)
+
+
+def _worker(console: Console, argv: Sequence[str]) -> None:
     text = bash_text(argv)
     if text is not None:
-        script, arguments = text
-        for line in script.splitlines():
-            _print_wrapped(console, line.split(" "))
-        if arguments:
-            _print_wrapped(console, ["with", *map(_quoted, arguments), "as", '"$@"'])
+        print_text(console, text)
         return
-    for section in _sections([_quoted(argument) for argument in argv]):
-        _print_wrapped(console, [piece for argument in section for piece in _pieces(argument)])
+    words = [open_word(argument) for argument in argv[:2]] + [shell_word(argument) for argument in argv[2:]]  # the user's
+    if argv[2:-1] == ("trainer",):
+        words[-1:] = re.split("(?<=,) ", words[-1])  # its keys are long, and JSON may be broken after a comma
+    print_words(console, words)
 
 
 def _sections(argv: Sequence[str]) -> Iterator[list[str]]:
@@ -111,29 +118,3 @@ def _sections(argv: Sequence[str]) -> Iterator[list[str]]:
         same = [*group]
         columns = zip(*same, strict=True)
         yield [collapsed(list(dict.fromkeys(column)), at_most=_MOST_VALUES) for column in columns]
-
-
-def _pieces(argument: str) -> list[str]:
-    """A trainer's keys are long, and JSON may be broken after a comma."""
-    return re.split("(?<=,) ", argument) if argument.startswith("'{") else [argument]
-
-
-def _quoted(text: str) -> str:
-    """As a shell wants it, but for what is not known yet or not shown."""
-    if text == MASKED or (_OPEN.search(text) and shlex.quote(_OPEN.sub("", text) or "x")[0] != "'"):
-        return text
-    return "" if text == "" else shlex.quote(text)
-
-
-def _print_wrapped(console: Console, words: Sequence[str]) -> None:
-    """Words in lines of the console's width, the second and later ones further in; none is broken."""
-    lines, line = [], " "
-    for word in words:
-        if len(line) + 1 + len(word) > console.width and line.strip():
-            lines.append(line)
-            line = "   "
-        line += " " + word
-    for each in (*lines, line):
-        text = Text(each)
-        text.highlight_regex(_OPEN, "yellow")
-        console.print(text, soft_wrap=True)

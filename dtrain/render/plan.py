@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from dtrain.plan import LaunchPlan, NodePlan, counted
 from dtrain.render.ranges import collapsed, ranges
+from dtrain.render.shell import print_text
 from dtrain.trainers.layout import PipelinePlan
 
 _MOST_ROWS = 20
@@ -26,8 +26,7 @@ def print_plan(console: Console, plan: LaunchPlan, job: str | None) -> None:
     if job is not None:
         title.append(f"  job {job}", "dim")
     console.print(title, soft_wrap=True)
-    for line in textwrap.wrap(plan.run, console.width - 4, break_long_words=False, break_on_hyphens=False):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+    print_text(console, plan.run)
     console.print(_nodes(plan.nodes))
     for line in _lines(plan):
         console.print(Text("  " + line), soft_wrap=True)

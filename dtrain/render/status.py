@@ -63,7 +63,8 @@ def print_jobs(console: Console, views: Sequence[JobView]) -> None:
 def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> None:
     """One job: its nodes, its ranks, its numbers."""
     print_jobs(console, [view])
-    console.print(Text(f"{view.plan.run}, launched by {view.record.launched_by}", "dim"), soft_wrap=True)
+    run, more, _ = view.plan.run.partition("\n")
+    console.print(Text(f"{run}{' ...' if more else ''}, launched by {view.record.launched_by}", "dim"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("node", "state", "ranks", "ended ranks"):
         table.add_column(name, overflow="fold")

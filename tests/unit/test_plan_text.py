@@ -134,25 +134,52 @@ b, c run the same as a, but:
 def test_a_commands_text_is_shown_as_it_was_written(tmp_path: Path) -> None:
     command = 'command: |\n  set -e\n  exec accelerate launch --num_machines "$NNODES" train.py "$@"\nargs: [a b]\nlauncher: none'
     text = text_of(tmp_path, command)
-    assert 'plan digits  no launcher\n  set -e exec accelerate launch --num_machines "$NNODES" train.py "$@" \'a b\'\n' in text
-    assert (
-        """
-which runs:
-"""
-        in text
-    )
-    assert (
-        """
+    written = """
   set -e
   exec accelerate launch --num_machines "$NNODES" train.py "$@"
   with 'a b' as "$@"
-
+"""
+    assert text.startswith(f"plan digits  no launcher{written}  node ")
+    assert (
+        f"""
+  PYTHONUNBUFFERED=1{written}
 n[2-3] run the same as n1, but:
   NODE_RANK=[1-2]
 """
         in text
     )
     assert "bash" not in text
+
+
+def test_a_long_line_of_several_is_told_from_the_next_one(tmp_path: Path) -> None:
+    """Blank lines and the author's own indentation stay, and quotes are not broken."""
+    long = "    echo one two three four five six seven eight nine ten 'eleven  twelve' thirteen"
+    text = text_of(tmp_path, f'command: |\n  if true; then\n  {long}\n\n  \techo "a  b"   # c\n  fi')
+    written = """
+  if true; then
+      echo one two three four five six seven eight nine ten 'eleven  twelve' \\
+    thirteen
+
+          echo "a  b"   # c
+  fi
+"""
+    assert text.count(written) == 2  # in the plan, and below the node
+
+
+def test_what_cannot_be_seen_is_shown_as_an_escape(tmp_path: Path) -> None:
+    args = r'["", "a\e[31mred", "x\ty\nz", "<port>", "***", "{a, b}", "\u202e"]'
+    env = r'{EMPTY: "", CLEAR: "\e[2J", LINES_: "a\nb"}'
+    words = r"""'' $'a\x1b[31mred' $'x\ty\nz' '<port>' '***'"""
+    text = text_of(tmp_path, f"script: train.py\nargs: {args}\nenv: {env}")
+    assert text.startswith(f"plan digits  torchrun\n  train.py {words} '{{a, b}}' $'\\u202e'\n  node ")
+    assert f"\n  /opt/py/bin/python train.py {words}\n    '{{a, b}}' $'\\u202e'\n" in text
+    assert "\n  EMPTY=\n" in text and "\n  CLEAR=$'\\x1b[2J'\n" in text and "\n  LINES_=$'a\\nb'\n" in text
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_commands_text_with_escapes_is_shown_as_what_bash_gets(tmp_path: Path) -> None:
+    text = text_of(tmp_path, r'command: "echo \e[31m\necho \"$1\""' + "\nargs: [a b]\nlauncher: none")
+    assert text.count("""\n  bash -c $'echo \\x1b[31m\\necho "$1"' bash 'a b'\n""") == 2
 
 
 def test_nodes_with_other_gpus_say_so(tmp_path: Path) -> None:
