@@ -4,7 +4,7 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 ├── SpecError              65  the job or cluster file is wrong
 ├── NoSuchJob              66  no job of that id or name
 ├── NodeUnreachable        69  a node cannot be reached, or was lost
-├── NoSpace                73  no room for the store or a node's folder
+├── NoSpace                73  no room for the store, a node's folder or what is printed
 ├── NodesBusy              75  the GPUs asked for are not free
 │   └── GpusMissing        75  a node does not have them at all: waiting does not help
 ├── AccessDenied           77  authentication failed or a host key was refused

@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 import dtrain
+from dtrain.cli.streams import ReaderGone, take_over
 from dtrain.errors import CTRL_C, STOPPED, DtrainError
+from dtrain.shell_words import visible
 
 # name: (module, what `dtrain --help` says of it)
 _COMMANDS = {
@@ -55,8 +57,8 @@ def commands() -> None:
 
 def main() -> None:
     """Console entry point."""
+    take_over()
     code = run(sys.argv[1:])
-    sys.stdout.flush()
     sys.stderr.flush()
     if code in (CTRL_C, STOPPED):
         os._exit(code)  # connections that are being made, in threads of their own, would hold the end up
@@ -66,10 +68,9 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Run a command line and return its exit code; whatever goes wrong has been said on stderr."""
     try:
-        result: Any = commands.main(argv, prog_name="dtrain", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return _command(argv)
     except click.ClickException as error:
-        error.show()
+        error.show(sys.stderr)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped by Ctrl-C" if _STARTS_A_JOB & set(argv[:1]) else "left by Ctrl-C; the job goes on", err=True)
@@ -79,17 +80,25 @@ def run(argv: list[str]) -> int:
     except DtrainError as error:
         _say(error)
         return error.exit_code
-    except BrokenPipeError:  # `dtrain logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except ReaderGone as error:
+        return error.exit_code
     except Exception:  # outer edge: a bug of ours
         traceback.print_exc()
         click.echo("this is a bug in dtrain; please report it with the lines above", err=True)
         return DtrainError.exit_code
 
 
+def _command(argv: list[str]) -> int:
+    try:
+        result: Any = commands.main(argv, prog_name="dtrain", standalone_mode=False)
+    finally:
+        sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
 def _say(error: DtrainError) -> None:
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    click.echo(click.style("error: ", fg="red", bold=True) + error.message if colour else f"error: {error.message}", err=True)
+    head = click.style("error: ", fg="red", bold=True) if colour else "error: "
+    click.echo(head + visible(error.message), file=sys.stderr)
     if error.hint is not None:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(f"hint: {visible(error.hint)}", file=sys.stderr)
