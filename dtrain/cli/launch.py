@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from dtrain import api
-from dtrain.cli.selection import mistakes_as_data, selection_options
+from dtrain.cli.selection import selection_options
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
@@ -46,7 +46,7 @@ class _WithArguments(click.Command):
 @click.option("--detach", is_flag=True, help="Return once all workers run, with the job's id on stdout; the job goes on by itself.")
 @click.option("--wait", is_flag=True, help="Where others hold the GPUs, wait until they are free.")
 @click.option("--dry-run", is_flag=True, help="Show what each node would run; touch nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan, or every mistake, as JSON on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: the plan, or what is wrong, as JSON on stdout.")
 @click.option(
     "--lease", type=click.IntRange(1, 10_000_000), metavar="S",
     help=f"Seconds that the job outlives its launcher. Default: {api.LEASE_S:g}.",
@@ -76,11 +76,10 @@ def command(
         raise click.UsageError("a detached job has no lease: --lease goes without --detach")
     lease_s = None if detach else float(lease or api.LEASE_S)
     overrides = Overrides(cluster, nodes, exclude, settings, tuple(ctx.meta.get(_ARGUMENTS, ())))
-    with mistakes_as_data(as_json):
-        spec = load_job(file, overrides)
-        if dry_run:
-            _show_plan(spec, lease_s, as_json=as_json)
-            return 0
+    spec = load_job(file, overrides)
+    if dry_run:
+        _show_plan(spec, lease_s, as_json=as_json)
+        return 0
     return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach, wait=wait)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from typing import Any
 import click
 
 import dtrain
+from dtrain.cli.error_json import error_json
 from dtrain.cli.streams import ReaderGone, take_over
 from dtrain.errors import CTRL_C, STOPPED, DtrainError
 from dtrain.shell_words import visible
@@ -89,8 +91,13 @@ def run(argv: list[str]) -> int:
 
 
 def _command(argv: list[str]) -> int:
+    """With --json what goes wrong stands on stdout too."""
     try:
         result: Any = commands.main(argv, prog_name="dtrain", standalone_mode=False)
+    except (click.ClickException, DtrainError) as error:
+        if "--json" in argv[: argv.index("--") if "--" in argv else None]:
+            click.echo(json.dumps(error_json(error), indent=1))
+        raise
     finally:
         sys.stdout.flush()
     return result if isinstance(result, int) else 0

@@ -171,6 +171,20 @@ def test_mistakes_are_data_for_scripts(workspace: Workspace) -> None:
     assert result.code == 65 and json.loads(result.out)["mistakes"][0]["where"]["column"] == 63
 
 
+def test_any_other_error_is_data_too(workspace: Workspace) -> None:
+    """Only where --json is dtrain's and not the job's."""
+    workspace.write("job.yaml", "command: [echo]\n")
+    for code, args, told in (
+        (2, ("launch", "--dry-run", "--json", "--lease", "0"), "Invalid value for '--lease': 0 is not in the range 1<=x<=10000000."),
+        (66, ("status", "none", "--json"), "no job has the id or name none"),
+    ):
+        result = workspace.dtrain(*args)
+        error = json.loads(result.out)["error"]
+        assert (result.code, error["message"], error["exit_code"]) == (code, told, code)
+        assert error["hint"] == ("dtrain status lists them" if code == 66 else None) and told in result.err
+    assert workspace.dtrain("launch", "--lease", "0", "--", "--json").out == ""
+
+
 def test_what_a_launch_overrode_stands_in_its_status(workspace: Workspace) -> None:
     """The plan is that of the options, and the job's record says how it came to be."""
     workspace.write("show.py", "import os, sys\nprint(os.environ['A'], *sys.argv[1:])\n")
