@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from dtrain import api
+from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import selection_options
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.launchers import node_commands, plan_json
@@ -40,7 +41,7 @@ class _WithArguments(click.Command):
 
 
 @click.command("launch", cls=_WithArguments, epilog="Example: dtrain launch job.yaml --cluster lab.yaml -- --epochs 3")
-@click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
+@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Run on this cluster instead of the job's.")
 @selection_options
 @click.option("--detach", is_flag=True, help="Return once all workers run, with the job's id on stdout; the job goes on by itself.")
@@ -76,6 +77,7 @@ def command(
         raise click.UsageError("a detached job has no lease: --lease goes without --detach")
     lease_s = None if detach else float(lease or api.LEASE_S)
     overrides = Overrides(cluster, nodes, exclude, settings, tuple(ctx.meta.get(_ARGUMENTS, ())))
+    check_job_file(file)
     spec = load_job(file, overrides)
     if dry_run:
         _show_plan(spec, lease_s, as_json=as_json)

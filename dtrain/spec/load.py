@@ -40,7 +40,7 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
     """
     document = read_document(path, example=_JOB_EXAMPLE)
     if "instances" in document.values and not any(key in document.values for key in RUN_KEYS):
-        hint = f"give a job file, and this one with --cluster {document.shown} or in the job file as `cluster: {document.shown}`"
+        hint = f"`dtrain launch job.yaml --cluster {document.shown}` runs a job on it, and `dtrain init` writes a job file"
         raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint)]))
     document, cluster_settings, others = _with_settings(document, overrides)
     file: JobFile | None

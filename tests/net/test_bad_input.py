@@ -185,6 +185,24 @@ def test_any_other_error_is_data_too(workspace: Workspace) -> None:
     assert workspace.dtrain("launch", "--lease", "0", "--", "--json").out == ""
 
 
+def test_the_next_step_where_there_is_no_job_file(workspace: Workspace) -> None:
+    def told(*args: str) -> str:
+        result = workspace.dtrain("launch", *args)
+        assert result.code == 65, result.err
+        return result.err
+
+    assert told() == "error: job.yaml: there is no such file\nhint: `dtrain init` writes one\n"
+    workspace.write("train.py", "import os\nif os.name:\n    print(f'on: {os.name}')\n")
+    assert told().endswith("hint: `dtrain init` writes one that runs train.py\n")
+    assert told("train.py").startswith("error: train.py: this is a Python script; a job file is wanted\nhint: write `script: train.py`")
+    workspace.write("lab.yaml", "instances: [n1]\n")
+    workspace.write("other.yaml", "a: [\n")
+    assert told().endswith("; to run it on the machines of lab.yaml: `dtrain launch --cluster lab.yaml`\n")
+    assert "hint: `dtrain launch job.yaml --cluster lab.yaml` runs a job on it, and `dtrain init` writes" in told("lab.yaml")
+    workspace.write("my train.yaml", "script: train.py\n")
+    assert told().endswith("hint: did you mean `dtrain launch 'my train.yaml'`?\n")
+
+
 def test_what_a_launch_overrode_stands_in_its_status(workspace: Workspace) -> None:
     """The plan is that of the options, and the job's record says how it came to be."""
     workspace.write("show.py", "import os, sys\nprint(os.environ['A'], *sys.argv[1:])\n")
