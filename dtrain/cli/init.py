@@ -11,11 +11,17 @@ from pathlib import Path
 import click
 
 from dtrain.errors import NoSpace, SpecError
+from dtrain.shell_words import shell_word
 from dtrain.spec import load_cluster
 
 _JOB = Path("job.yaml")
 _CLUSTER = Path("cluster.yaml")
 _SCRIPT = Path("train.py")
+
+_BY_HAND = {  # where the file is here already
+    _JOB: f"let {_JOB} say `cluster: {_CLUSTER}`",
+    _CLUSTER: f"write the hosts under `instances:` in {_CLUSTER}",
+}
 
 _HEAD = """\
 # yaml-language-server: $schema=dtrain.schema.json
@@ -70,37 +76,53 @@ gpus_per_instance: auto       # all; or a number of free ones, or a list of indi
 def command(hosts: tuple[str, ...]) -> None:
     """Write a job file to begin with, job.yaml; with HOSTs also one of their cluster, cluster.yaml.
 
-    A HOST is a name, an address, a Host alias of ~/.ssh/config, or a range such as 'trn[01-16].lab'. Where this folder has a
-    train.py, the job runs that. Nothing is written over a file that is here already.
+    A HOST is a name, an address, a Host alias of ~/.ssh/config, or a range such as 'trn[01-16].lab'; USER@HOST where the login
+    has another name. Where this folder has a train.py, the job runs that. A file that is here already is left as it is.
     """
-    texts = {_JOB: _HEAD + (_RUN_SCRIPT if _SCRIPT.is_file() else _RUN_TRAINER) + (_THERE if hosts else _HERE) + _REST}
+    where = _THERE if hosts or _CLUSTER.is_file() else _HERE
+    texts = {_JOB: _HEAD + (_RUN_SCRIPT if _SCRIPT.is_file() else _RUN_TRAINER) + where + _REST}
     steps = [("dtrain launch --dry-run", "shows what each node would run; touches nothing"), ("dtrain launch", "trains")]
     if hosts:
         texts[_CLUSTER], first = _cluster(hosts)
         steps.insert(0, (f"ssh {first} true", "must ask for nothing, and so for each host"))
-    there = [str(path) for path in texts if path.exists() or path.is_symlink()]
-    if there:
-        raise click.UsageError(f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} here already, and nothing was written")
-    for path, text in texts.items():
-        _write(path, text)
-    click.echo(f"wrote {' and '.join(map(str, texts))}; next:", err=True)
+    there = [path for path in texts if path.exists() or path.is_symlink()]
+    by_hand = [_BY_HAND[path] for path in there if hosts]
+    if len(there) == len(texts):
+        left = f"{' and '.join(map(str, there))} {'is' if len(there) == 1 else 'are'} here already, and nothing was written"
+        raise click.UsageError("; ".join((left, *(by_hand or ["dtrain init HOST... writes a cluster file beside it"]))))
+    written = [path for path in texts if path not in there]
+    for path in written:
+        _write(path, texts[path])
+    click.echo(f"wrote {' and '.join(map(str, written))}; next:", err=True)
+    steps[:0] = [(step, "it is here already, and left as it is") for step in by_hand]
     width = max(len(step) for step, _ in steps)
     for step, why in steps:
         click.echo(f"  {step:{width}}   {why}", err=True)
 
 
 def _cluster(hosts: Sequence[str]) -> tuple[str, str]:
-    """The text of a cluster file, and the first of its hosts. Raises click.BadParameter where one cannot be a host."""
-    items = [f"  - {host if re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', host) else json.dumps(host)}\n" for host in hosts]
-    text = "".join((_HEAD, _INSTANCES, *items, _CLUSTER_REST))
+    """The text of a cluster file, and the first of its hosts as ssh wants it. Raises click.BadParameter where one is no host."""
+    text = "".join((_HEAD, _INSTANCES, *(f"  - {_item(host)}\n" for host in hosts), _CLUSTER_REST))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / _CLUSTER
         path.write_text(text)
         try:
-            return text, load_cluster(path).instances[0].name
+            first = load_cluster(path).instances[0]
         except SpecError as error:
             told = [problem.message + (f" ({problem.hint})" if problem.hint else "") for problem in error.problems]
             raise click.BadParameter("; ".join(told), param_hint="HOST") from error
+    return text, shell_word(f"{first.ssh.user}@{first.name}" if first.ssh.user else first.name)
+
+
+def _item(host: str) -> str:
+    if "://" in host:
+        raise click.BadParameter(f"{host!r} is a URL: give the host's name or address alone", param_hint="HOST")
+    user, at, name = host.rpartition("@")
+    return f"{{host: {_scalar(name)}, ssh: {{user: {_scalar(user)}}}}}" if at else _scalar(host)
+
+
+def _scalar(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) else json.dumps(text)
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
+from dtrain.spec import load_cluster
 from dtrain.spec.json_schema import json_schema
 from tests.cluster import Workspace
 
@@ -68,20 +69,48 @@ def test_every_key_that_it_mentions_is_one(workspace: Workspace, hosts: tuple[st
 
 def test_nothing_is_written_over(workspace: Workspace) -> None:
     job = workspace.write("job.yaml", "script: mine.py\n")
-    result = workspace.dtrain("init", "gpu1.lab")
-    assert result.code == 2 and "job.yaml is here already, and nothing was written" in result.err
+    result = workspace.dtrain("init")
+    assert result.code == 2 and "job.yaml is here already, and nothing was written; dtrain init HOST... writes" in result.err
     assert (job.read_text(), [*workspace.workdir.iterdir()]) == ("script: mine.py\n", [job])
-    job.unlink()
-    (workspace.workdir / "cluster.yaml").symlink_to("elsewhere.yaml")
+    link = workspace.workdir / "cluster.yaml"
+    link.symlink_to("elsewhere.yaml")
     result = workspace.dtrain("init", "gpu1.lab")
-    assert result.code == 2 and "cluster.yaml is here already" in result.err
-    assert not job.exists() and not Path(workspace.workdir / "elsewhere.yaml").exists()
+    assert result.code == 2 and "job.yaml and cluster.yaml are here already, and nothing was written" in result.err
+    job.unlink()
+    result = workspace.dtrain("init", "gpu1.lab")
+    assert result.code == 0 and result.err.startswith("wrote job.yaml; next:\n  write the hosts under `instances:` in cluster.yaml  ")
+    assert link.is_symlink() and not Path(workspace.workdir / "elsewhere.yaml").exists()
+
+
+def test_machines_come_to_a_job_file_that_is_there(workspace: Workspace) -> None:
+    assert workspace.dtrain("init").code == 0
+    job = workspace.workdir / "job.yaml"
+    before = job.read_text()
+    result = workspace.dtrain("init", "gpu1.lab", "gpu2.lab")
+    assert (result.code, job.read_text()) == (0, before)
+    assert result.err.startswith("wrote cluster.yaml; next:\n  let job.yaml say `cluster: cluster.yaml`   it is here already, and left")
+    job.write_text(f"{before}cluster: cluster.yaml\n")
+    assert "gpu2.lab" in workspace.dtrain("launch", "--dry-run").out
+    job.unlink()
+    assert workspace.dtrain("init").code == 0  # finds the machines
+    assert "gpu2.lab" in workspace.dtrain("launch", "--dry-run").out
+
+
+def test_a_login_of_another_name_goes_with_its_host(workspace: Workspace) -> None:
+    result = workspace.dtrain("init", "eva@gpu[1-2].lab", "gpu3.lab")
+    assert result.code == 0 and "\n  ssh eva@gpu1.lab true " in result.err
+    cluster = load_cluster(workspace.workdir / "cluster.yaml")
+    assert [(instance.name, instance.ssh.user) for instance in cluster.instances] == [
+        ("gpu1.lab", "eva"), ("gpu2.lab", "eva"), ("gpu3.lab", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("host", "told"),
     [
-        ("eva@gpu1", "'eva@gpu1' is no host name (write {host: gpu1, ssh: {user: eva}})"),
+        ("eva@gpu2:22", "'gpu2:22' is no host name (write {host: gpu2, ssh: {port: 22}})"),
+        ("@gpu2", "ssh.user is empty"),
+        ("http://gpu2", "'http://gpu2' is a URL: give the host's name or address alone"),
         ("trn[9-1]", "counts down (write 1-9)"),
         ("", "'' is no host name"),
         ("a\nscript: b", "is no host name"),
