@@ -99,7 +99,7 @@ class JobFile:
     ] = None
     secrets: Annotated[
         list[str] | None,
-        Field(description="Names of variables that are taken from your environment and stand in no argv, plan, store or log."),
+        Field(description="Names of variables that are taken from your environment; dtrain writes their values nowhere."),
     ] = None
     script: Annotated[str | None, Field(description="A Python file in workdir, which every worker runs.")] = None
     module: Annotated[str | None, Field(description="A Python module, which every worker runs as python -m does.")] = None
