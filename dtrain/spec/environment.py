@@ -9,6 +9,8 @@ from dtrain.spec.mistake import Mistake, Place, is_text, typed
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+MOST_BYTES = 128 * 1024  # that Linux gives a process as one variable: name, =, value and a zero byte
+
 _RANKS = "leave it out: the launcher gives every worker its own"
 _SIZES = "leave it out: it follows from instances and gpus_per_instance"
 
@@ -39,12 +41,14 @@ def env_of(texts: Mapping[str, str | None], launcher: str, environ: Mapping[str,
             mistakes.append(wrong)
         elif text is not None:
             env[name] = text
+            mistakes += _length_mistakes(name, text, at)
         elif name not in environ:
             mistakes.append(Mistake(at, f"{name} is not set here, and env gives it no value", f"export {name}, or write {name}: value"))
         elif not is_text(environ[name]):
             mistakes.append(Mistake(at, f"the value of {name} here is not UTF-8", f"write {name}: value"))
         else:
             env[name] = environ[name]
+            mistakes += _length_mistakes(name, environ[name], at)
     return env, mistakes
 
 
@@ -66,8 +70,19 @@ def secrets_mistakes(names: Sequence[str], env: Mapping[str, str], launcher: str
             mistakes.append(Mistake(at, f"the secret {name} is not set here", f"export {name} before the launch"))
         elif not is_text(environ[name]):
             mistakes.append(Mistake(at, f"the value of the secret {name} is not UTF-8", "set it to text"))
+        else:
+            mistakes += _length_mistakes(name, environ[name], at)
         seen.add(name)
     return mistakes
+
+
+def _length_mistakes(name: str, value: str, at: Place) -> list[Mistake]:
+    size = len(name.encode()) + len(value.encode()) + 2
+    if size <= MOST_BYTES:
+        return []
+    return [
+        Mistake(at, f"{name} has {size:,} bytes, and Linux gives no process a variable of more than {MOST_BYTES:,}", "put it in a file")
+    ]
 
 
 def _name_mistake(name: str, launcher: str, at: Place) -> Mistake | None:

@@ -82,6 +82,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     # variables, secrets and keys
     (S + "env: {NCCL-DEBUG: INFO}", "job.yaml:2:7", "'NCCL-DEBUG' cannot be a variable's name", "NCCL_DEBUG"),
     (S + "env: {1A: x}", "job.yaml:2:7", "'1A' cannot be a variable's name", "no digit first"),
+    (S + f"env: {{LONG: {'x' * 200_000}}}", "job.yaml:2:7", "LONG has 200,006 bytes", "put it in a file"),
     (S + "env: {NOT_SET: }", "job.yaml:2:7", "NOT_SET is not set here", "export NOT_SET"),
     (S + "secrets: [NOT_SET]", "job.yaml:2:11", "the secret NOT_SET is not set here", "export NOT_SET"),
     (S + "env: {RANK: 0}", "job.yaml:2:7", "RANK is set by dtrain in every worker", "every worker its own $RANK"),
