@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ class Launcher:
         self._folder = folder
         self._env = env
         self._is_mpi = is_mpi
+        self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the user's own; the agent may raise its
         self._process: Optional[subprocess.Popen[bytes]] = None
         self.ended_s: Optional[float] = None  # by time.monotonic(); None while it runs, and before
         self.until_s = float("inf")  # it has nothing left to wait for after this
@@ -59,8 +61,12 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # own group: a stop signals the workers' groups and leaves the launcher to see it
-                preexec_fn=procs.die_with_parent,
+                preexec_fn=self._in_child,
             )
+
+    def _in_child(self) -> None:
+        procs.die_with_parent()
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._most_files)
 
     def exited(self, pid: int, status: int) -> None:
         """Is told of every child of the agent that ended."""

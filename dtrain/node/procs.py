@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -199,6 +201,13 @@ def _signal(send: Callable[[int, int], None], target: int, number: int) -> None:
     except OSError as error:  # ended meanwhile, or not ours to signal: kill_all reports what stays
         if error.errno not in (errno.ESRCH, errno.EPERM):
             raise
+
+
+def allow_most_files() -> None:
+    """Raise this process's own limit of open files to what it may have."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # a limit beyond what this kernel takes; then what there is must do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def exit_code(status: int) -> int:

@@ -21,7 +21,7 @@ import struct
 import time
 from typing import Callable, Optional
 
-from dtrain.node import network, wire
+from dtrain.node import network, procs, wire
 
 BEAT_S = 3.0  # between two words of a node that has nothing to say
 SILENT_S = 15.0  # a node that says nothing for so long is lost
@@ -144,7 +144,8 @@ class Tripwire:
     # ---- becoming one ----
 
     def listen(self, listener: socket.socket) -> None:
-        """Take the connections of the other nodes."""
+        """Take the connections of the other nodes, which may be more than a process has files by default."""
+        procs.allow_most_files()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
