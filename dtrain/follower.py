@@ -7,12 +7,13 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.errors import AccessDenied, DtrainError, NodeUnreachable
 from dtrain.link import Link, Target
 from dtrain.node import wire
 
 _FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
+_REFUSED_S = 300.0  # a node may ban who is refused again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class Follower(threading.Thread):
                 link.close()
             except DtrainError as reason:
                 error = reason.message
+                if isinstance(reason, AccessDenied):
+                    wait_s = _REFUSED_S
             if self._stopped.is_set():
                 return
             self.is_connected = False

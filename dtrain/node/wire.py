@@ -20,7 +20,7 @@ EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LAUNCHER_LOG = "logs/launcher.log"
 SAY_S = 10.0  # each end of a connection says that it is there at least so often
-HEAR_S = 60  # and takes it for cut when it has heard nothing for so long
+HEAR_S = 30  # and takes it for cut when it has heard nothing for so long
 CHUNK_BYTES = 256 * 1024  # largest payload of one frame
 
 _MARK = b"\0dt\x01"
