@@ -252,5 +252,7 @@ class _Session:
 def _failed(error: OSError) -> wire.Failed:
     if isinstance(error, BrokenPipeError):
         raise error
-    kind = "no-space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "setup"
-    return wire.Failed(kind, f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return wire.Failed("no-space", text, "make room there, or choose another dir: in the cluster file")
+    return wire.Failed("setup", text, "choose another dir: in the cluster file" if error.errno in (errno.EROFS, errno.EACCES) else None)
