@@ -63,6 +63,7 @@ design: $(INSTALLED) ## Tests that hold the design's rules
 bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py
 	$(BIN)/python benchmarks/ssh_launch_overhead.py
+	$(BIN)/python benchmarks/connect.py
 	$(BIN)/python benchmarks/fail_as_one.py
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
