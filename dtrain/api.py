@@ -15,7 +15,7 @@ from dtrain.catchup import catch_up
 from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
-from dtrain.link import Link, Target
+from dtrain.link import Link, Target, make_ready_for
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
 from dtrain.start import Progress, start, targets_of
@@ -163,6 +163,7 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
     wanted = [target for target in targets(record) if node in (None, target.node)]
     if not wanted:
         raise NoSuchJob(f"job {record.job} has no node {node}", hint=f"its nodes: {', '.join(target.node for target in targets(record))}")
+    make_ready_for(wanted)
     fetched = {}
     for target in wanted:
         link = Link.open(target)

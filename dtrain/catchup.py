@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dtrain.errors import DtrainError
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import NodeLost
-from dtrain.link import Link, Target
+from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
 from dtrain.store import JobRecord, Store
 
@@ -21,6 +21,7 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
     Returns:
         By job, why each node that could not be asked in time was not, by name.
     """
+    make_ready_for(target for _, targets in jobs for target in targets)
     intakes = {record.job: Intake(store, record.job, record.plan, Silent()) for record, _ in jobs}
     told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]] = queue.SimpleQueue()
     waiting = {(target.job, target.node) for _, targets in jobs for target in targets}

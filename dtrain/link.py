@@ -8,13 +8,24 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtrain.bundle import Bundle, bundle
 from dtrain.errors import DtrainError, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
 from dtrain.node import wire
 from dtrain.spec import Instance
-from dtrain.transport import Channel, transport_to
+from dtrain.transport import Channel, make_ready, transport_to
+
+_MAKE_ROOM = "make room there, or choose another dir: in the cluster file"
+_ANOTHER_DIR = "choose another dir: in the cluster file"
+_DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
+    errno.ENOSPC: (NoSpace, _MAKE_ROOM),
+    errno.EDQUOT: (NoSpace, _MAKE_ROOM),
+    errno.EROFS: (PreflightFailed, _ANOTHER_DIR),
+    errno.EACCES: (PreflightFailed, _ANOTHER_DIR),
+    errno.ENOTDIR: (PreflightFailed, _ANOTHER_DIR),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,15 @@ class Target:
     @property
     def node(self) -> str:
         return self.instance.name
+
+
+def make_ready_for(targets: Iterable[Target]) -> None:
+    """Before links to all of them are opened at the same time.
+
+    Raises:
+        PreflightFailed: this machine does not allow so many open files.
+    """
+    make_ready([target.instance for target in targets])
 
 
 class Link:
@@ -57,8 +77,9 @@ class Link:
         except (OSError, DtrainError) as error:
             complaint = channel.stderr()
             channel.close()
-            if os.strerror(errno.ENOSPC) in complaint:
-                raise NoSpace(f"{target.node}: {complaint}", hint="make room there, or choose another dir: in the cluster file") from error
+            for number, (kind, hint) in _DISK_ERRORS.items():
+                if os.strerror(number) in complaint:
+                    raise kind(f"{target.node}: {complaint}", hint=hint) from error
             if isinstance(error, DtrainError) and not isinstance(error, NodeUnreachable):
                 raise
             raise NodeUnreachable(f"{target.node}: no session could be started there: {complaint or error}") from error

@@ -18,7 +18,7 @@ from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, Stopp
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
-from dtrain.link import Link, Target
+from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
@@ -74,6 +74,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
+    make_ready_for(targets)
     progress.step(f"connecting to {counted(len(targets), 'node')}")
     links = _connect(targets)
     try:

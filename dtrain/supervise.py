@@ -17,7 +17,7 @@ from typing import TypeAlias
 from dtrain.follower import Connected, Follower, FollowerEnded, Received
 from dtrain.intake import Intake, Watcher
 from dtrain.jobstate import JobState, NodeLost, State, StopAsked
-from dtrain.link import Link, Target
+from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
 from dtrain.store import Store
@@ -117,6 +117,7 @@ class Supervisor:
             detach: follow only until all workers run.
             offsets: by node and stream, from where the watcher wants to be told; else from where the store ends.
         """
+        make_ready_for(target for target in targets if target.node not in links)
         for target in targets:
             wanted = (offsets or {}).get(target.node, {})
             known = {**self._store.offsets(self._job, target.node), **wanted}

@@ -73,7 +73,7 @@ class SshFile:
         str | None, Field(description="The private key, a path relative to this file. Without it, the keys that ssh would try.")
     ] = None
     proxy_jump: Annotated[
-        str | None, Field(description="A bastion to go through: host or user@host:port. Its user and port are its own.")
+        str | None, Field(description="A bastion to go through: host or user@host:port; several: a,b. Their users and ports are their own.")
     ] = None
     host_keys: Annotated[
         HostKeys | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dtrain.errors import NodeUnreachable
@@ -65,6 +65,18 @@ def transport_to(instance: Instance) -> Transport:
     from dtrain.transport.ssh import SshTransport
 
     return SshTransport(instance.name, instance.host, instance.ssh, instance.python or "python3")
+
+
+def make_ready(instances: Sequence[Instance]) -> None:
+    """Before many are reached at the same time: make sure that this process may, and ask for what only a person knows.
+
+    Raises:
+        PreflightFailed: this machine does not allow so many open files.
+    """
+    if any(instance.host is not None for instance in instances):
+        from dtrain.transport import ssh
+
+        ssh.make_ready([(instance.host, instance.ssh) for instance in instances if instance.host is not None])
 
 
 def await_magic(read: Callable[[int], bytes]) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +35,11 @@ def known_hosts(workspace: Workspace) -> Path:
     return workspace.root / "home/.ssh/known_hosts"
 
 
+def shown(public_key: str) -> str:
+    """Its fingerprint, as ssh-keygen has it."""
+    return subprocess.run(("ssh-keygen", "-l", "-f", "-"), input=public_key, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
 def admit(workspace: Workspace, sshd: Sshd, host: Host) -> None:
     write_user_files(workspace.root / "home", sshd.user_key, [host])
 
@@ -48,7 +59,10 @@ def test_a_host_key_that_is_not_known_is_refused_until_it_is_accepted(workspace:
     assert result.code == 77, result.err
     assert "box: " in result.err and "hint: " in result.err and "accept-new" in result.err and "started" not in result.err
     assert not workspace.nodes.exists()
-    assert launch(workspace, "print('started')\n", ssh="{host_keys: accept-new}").code == 0
+    accepted = launch(workspace, "print('started')\n", ssh="{host_keys: accept-new}")
+    assert accepted.code == 0
+    kept = f"{sshd.host().known_as}: a new host key was accepted, and is kept in {known_hosts(workspace)}: ssh-ed25519"
+    assert f"{kept} {shown(sshd.public_key)}" in accepted.err
     assert sshd.public_key.split()[1] in known_hosts(workspace).read_text()
     assert launch(workspace, "print('started')\n").code == 0
 
@@ -60,6 +74,8 @@ def test_a_changed_host_key_is_refused(workspace: Workspace, sshd: Sshd, host_ke
     result = launch(workspace, "print('started')\n", ssh=f"{{host_keys: {host_keys}}}")
     assert result.code == 77, result.err
     assert "box: " in result.err and "ssh-keygen -R" in result.err and "Traceback" not in result.err
+    assert f"it shows ssh-ed25519 {shown(sshd.public_key)}" in result.err
+    assert f"{known_hosts(workspace)}:1 has ssh-ed25519 {shown(other)}" in result.err
     assert known_hosts(workspace).read_text() == f"{sshd.host().known_as} {other}"
     assert not workspace.nodes.exists()
 
@@ -150,6 +166,63 @@ def _lines_of(workspace: Workspace) -> Callable[[], int]:
     """How many lines have arrived here."""
     logs = workspace.root / "state/dtrain/jobs"
     return lambda: sum(path.read_bytes().count(b"\n") for path in logs.rglob("rank0.log"))
+
+
+def test_a_passphrase_is_asked_for_once(workspace: Workspace, sshd: Sshd) -> None:
+    """By the terminal, for all nodes, and after a slip of the fingers again."""
+    write_user_files(workspace.root / "home", sshd.user_key, [sshd.host(), sshd.host("box2"), sshd.host("box3")])
+    key = str(sshd.user_key)
+    subprocess.run(("ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", key), check=True, capture_output=True)
+    file = job(workspace, "print('started')\n")
+    file.write_text(file.read_text().replace("[box]", "[box, box2, box3]"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(workspace.workdir)
+        os.execve(sys.executable, [sys.executable, "-m", "dtrain", "launch", file.name], {**workspace.env, "SSH_AUTH_SOCK": ""})
+    said, answers = b"", [b"sekret words\n", b"secret words\n"]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and said.count(b"passphrase of") < 3:
+        try:
+            part = os.read(terminal, 4096) if select.select([terminal], [], [], 1.0)[0] else b""
+        except OSError:  # it has ended
+            break
+        said += part
+        if answers and said.count(b"passphrase of") == 3 - len(answers):
+            os.write(terminal, answers.pop(0))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said.decode()
+    assert said.count(f"passphrase of {key}: ".encode()) == 2 and b"words" not in said
+    assert b"that does not open it" in said and said.count(b"] started") == 3
+
+
+def test_more_nodes_than_this_machine_allows_open_files(workspace: Workspace, sshd: Sshd) -> None:
+    """Said before the first connection; a soft limit is raised."""
+    file = job(workspace, "import resource\nprint('files', *resource.getrlimit(resource.RLIMIT_NOFILE))\n")
+    limited = ("prlimit", "--nofile=64:256", sys.executable, "-m", "dtrain", "launch", file.name)
+    ran = subprocess.run(limited, cwd=workspace.workdir, env=workspace.env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    before = (sshd.folder / "sshd.log").read_text()
+    file.write_text(file.read_text().replace("[box]", "['node[1-100].lab']"))
+    ran = subprocess.run(limited, cwd=workspace.workdir, env=workspace.env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ran.returncode == 78, ran.stderr
+    assert "100 nodes take up to 328 open files at once, and this machine allows a process 256" in ran.stderr
+    assert "hint: raise the limit here" in ran.stderr and (sshd.folder / "sshd.log").read_text() == before
+
+
+def test_a_server_that_talks_garbage_prints_no_traceback(workspace: Workspace) -> None:
+    """Neither ours nor one of paramiko's threads."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        file = job(workspace, "print('started')\n", ssh=f"{{port: {server.getsockname()[1]}}}")
+        file.write_text(file.read_text().replace("[box]", "[127.0.0.1]"))
+        process = workspace.start("launch", file)
+        client, _ = server.accept()
+        with client:
+            client.sendall(b"SSH-2.0-x\r\n" + bytes(range(256)) * 8)
+            result = workspace.wait(process)
+    assert result.code == 69
+    assert [line.partition(": ")[0] for line in result.err.splitlines()][-2:] == ["error", "hint"] and "Traceback" not in result.err
 
 
 def test_a_server_that_is_gone(workspace: Workspace, sshd: Sshd) -> None:

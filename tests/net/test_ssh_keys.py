@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from dtrain.errors import AccessDenied, NodeUnreachable
+from dtrain.node import wire
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import Channel
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh.config import resolve
+from dtrain.transport.ssh.connection import LOGIN_S, log_in
 from tests.cluster import Workspace
 from tests.ssh import Sshd, free_port, make_key, write_user_files
 
@@ -125,13 +128,21 @@ def test_a_server_that_knows_one_algorithm(workspace: Workspace, home: Path, onl
         server.close()
 
 
-def test_a_server_without_a_common_algorithm_is_told_apart(workspace: Workspace, home: Path) -> None:
-    server = Sshd(workspace.root / "sshd", extra=("Ciphers chacha20-poly1305@openssh.com",))
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [
+        ("Ciphers chacha20-poly1305@openssh.com", "no cipher in common: it offers chacha20-poly1305@openssh.com; dtrain takes aes128-gcm"),
+        ("KexAlgorithms sntrup761x25519-sha512@openssh.com", "no key exchange in common: it offers sntrup761x25519-sha512@openssh.com"),
+        ("Ciphers aes128-ctr\nMACs umac-128@openssh.com", "no MAC in common: it offers umac-128@openssh.com; dtrain takes hmac-sha2-256"),
+    ],
+)
+def test_a_server_without_a_common_algorithm_is_told_apart(workspace: Workspace, home: Path, only: str, said: str) -> None:
+    server = Sshd(workspace.root / "sshd", extra=(only,))
     try:
         write_user_files(home, server.user_key, [server.host()])
-        with pytest.raises(NodeUnreachable, match=r"box: no ssh connection: .*(cipher|ciphers|algorithm)") as refused:
+        with pytest.raises(NodeUnreachable, match=f"box: no ssh connection: {re.escape(said)}") as refused:
             _open()
-        assert "OpenSSH" in (refused.value.hint or "")
+        assert f"add one of these to {only.splitlines()[-1].split()[0]} in its sshd_config" in (refused.value.hint or "")
     finally:
         server.close()
 
@@ -141,6 +152,114 @@ def test_many_logins_at_once_to_one_server(sshd: Sshd, home: Path) -> None:
     with ThreadPoolExecutor(40) as pool:
         for channel in list(pool.map(lambda _: _open(), range(40))):
             channel.close()
+
+
+def test_a_refused_login_is_not_tried_again(workspace: Workspace, home: Path) -> None:
+    """A node may ban who tries often; of 32 nodes behind a bastion that refuses, one asks for all."""
+    server = Sshd(workspace.root / "sshd", extra=("LogLevel VERBOSE",))
+
+    def num_connections() -> int:
+        return (server.folder / "sshd.log").read_text().count("Connection from")
+
+    def open_behind(number: int) -> str:
+        with pytest.raises(AccessDenied) as refused:
+            SshTransport(f"n{number}", "10.0.0.1", SshOptions(proxy_jump="box"), sys.executable).open()
+        return refused.value.message
+
+    try:
+        make_key(server.user_key)
+        write_user_files(home, server.user_key, [server.host()])
+        with pytest.raises(AccessDenied, match="box: permission denied"):
+            _open()
+        assert num_connections() == 1
+        with ThreadPoolExecutor(32) as pool:
+            said = list(pool.map(open_behind, range(32)))
+        assert all(text.startswith(f"n{number}: bastion box: permission denied") for number, text in enumerate(said)), said
+        assert num_connections() < 1 + 4  # a thread may begin to ask when the first has its answer already
+    finally:
+        server.close()
+
+
+def test_bastions_in_a_chain_and_many_nodes_behind_them(workspace: Workspace, home: Path) -> None:
+    """All through one connection to the last of them, which may have one session."""
+    server = Sshd(workspace.root / "sshd", extra=("MaxSessions 1",))
+    try:
+        write_user_files(home, server.user_key, [server.host(), server.host("gate"), server.host("inner")])
+        with ThreadPoolExecutor(8) as pool:
+            for channel in list(pool.map(lambda _: _open(proxy_jump="gate,inner"), range(8))):
+                channel.close()
+        assert len(re.findall("Accepted publickey", (server.folder / "sshd.log").read_text())) == 8 + 2
+    finally:
+        server.close()
+
+
+def test_an_ipv6_address(workspace: Workspace, home: Path) -> None:
+    server = Sshd(workspace.root / "sshd", extra=("ListenAddress ::1",))
+    try:
+        write_user_files(home, server.user_key, [replace(server.host(), address="::1")])
+        known = home / ".ssh/known_hosts"
+        known.write_text(f"[::1]:{server.port} {server.public_key}")
+        SshTransport("six", "::1", SshOptions(port=server.port, user=server.host().user), sys.executable).open().close()
+    finally:
+        server.close()
+
+
+def test_a_name_whose_first_address_leads_nowhere(sshd: Sshd, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a name has an IPv6 address and the network takes none: the next one counts, and what is wrong with the last is told."""
+    good = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", sshd.port))]
+    with socket.socket(socket.AF_INET6) as full:
+        full.bind(("::1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        waiting = [socket.socket(socket.AF_INET6) for _ in range(4)]  # nobody accepts them, and the next gets no answer
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(address)
+        dead = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", address), (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("100::1", 22))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*dead, *good])
+        _open().close()
+        sshd.close()
+        with pytest.raises(NodeUnreachable, match=r"box: 127.0.0.1 port \d+: connection refused"):
+            _open()
+        for each in waiting:
+            each.close()
+
+
+def test_who_does_not_answer_is_named_and_holds_up_no_other(workspace: Workspace, sshd: Sshd, home: Path) -> None:
+    """A port on which nobody speaks, and a start-up file that waits for something."""
+    waits = Sshd(workspace.root / "waits")
+    try:
+        write_user_files(home, sshd.user_key, [sshd.host(), waits.host("waits")])
+        (waits.folder / "authorized_keys").write_text(sshd.user_key.with_name("user_key.pub").read_text())
+        (waits.home / ".bashrc").write_text("echo choose a cluster; read -r answer; read -r answer\n")
+        with socket.socket() as silent, ThreadPoolExecutor(2) as pool:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            began = time.monotonic()
+            port = SshOptions(port=silent.getsockname()[1])
+            mute = pool.submit(SshTransport("mute", "127.0.0.1", port, sys.executable).open)
+            waiting = pool.submit(SshTransport("waits", "waits", SshOptions(), sys.executable).open)
+            _open().close()
+            assert not mute.done() and not waiting.done()
+            with pytest.raises(NodeUnreachable, match=r"mute: 127.0.0.1 port \d+ takes a connection, and no ssh server speaks there"):
+                mute.result()
+            with pytest.raises(NodeUnreachable, match=r"waits: .* no answer within 20 s; it said: choose a cluster") as refused:
+                waiting.result()
+            assert "start-up file" in (refused.value.hint or "") and time.monotonic() - began < LOGIN_S + 5
+    finally:
+        waits.close()
+
+
+def test_what_finds_a_dead_peer_is_set(sshd: Sshd, home: Path) -> None:
+    """tests/net/test_lan.py has the cut; here, what must add up to 30 s."""
+    connection = log_in(resolve("box", SshOptions()), SshOptions(), time.monotonic() + LOGIN_S)
+    try:
+        assert isinstance(connection.sock, socket.socket)
+        unacknowledged_s = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+        assert wire.SAY_S + unacknowledged_s < 30 and wire.HEAR_S <= 30
+        assert connection.packetizer._Packetizer__keepalive_interval == 10  # type: ignore[attr-defined]
+    finally:
+        connection.close()
 
 
 def test_a_port_without_ssh(sshd: Sshd, home: Path) -> None:

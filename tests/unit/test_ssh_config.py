@@ -78,11 +78,19 @@ def test_a_bastion_has_its_own_user_and_port_and_the_clusters_key(home: Path) ->
         assert (route.host, route.port) == (host, port)
 
 
+def test_bastions_behind_bastions() -> None:
+    """Listed, or each with its own ProxyJump."""
+    last = jump_route("a,eva@b:7,c", SshOptions(proxy_jump="a,eva@b:7,c"))
+    assert (last.host, last.proxy_jump) == ("c", "a,eva@b:7")
+    before = jump_route("a,eva@b:7", SshOptions(proxy_jump="a,eva@b:7,c"))
+    assert (before.host, before.port, before.user, before.proxy_jump) == ("b", 7, "eva", "a")
+    assert jump_route("a", SshOptions(proxy_jump="a,b")).proxy_jump is None
+    assert jump_route("behind", SshOptions()).proxy_jump == "eva@bastion:2201"
+
+
 def test_what_is_not_supported_is_said() -> None:
     with pytest.raises(NodeUnreachable, match="ProxyCommand, which dtrain does not run: nc"):
         resolve("tunnel", SshOptions())
-    with pytest.raises(NodeUnreachable, match="more than one bastion"):
-        jump_route("a,b", SshOptions())
 
 
 def test_a_config_that_ssh_refuses_is_shown(home: Path) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import paramiko
 
-from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.errors import DtrainError, NodeUnreachable, PreflightFailed
 from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
-from dtrain.transport.ssh.config import resolve
-from dtrain.transport.ssh.connection import FAULTS, REPLY_S, Connection, log_in, words
+from dtrain.transport.ssh.config import RESOLVING_AT_ONCE, Route, jump_route, resolve
+from dtrain.transport.ssh.connection import FAULTS, LOGIN_S, Connection, left_s, log_in, words
+from dtrain.transport.ssh.keys import ask_passphrases
 
 # The same for every node and job, so there is nothing to quote and nothing to see in `ps`. The first line of stdin names
 # the Python to try first. No single quote, backslash, ! or line end inside: bash, dash, zsh, fish and tcsh pass it on as it is.
@@ -23,8 +29,38 @@ COMMAND = (
     " done; echo no Python of version 3.9 or newer was found; exit 127'"
 )
 
-_HELLO_S = 30.0  # from the command to the magic: a slow start-up file, a slow shared home
 _STDERR_BYTES = 64 * 1024
+_FILES_EACH, _FILES_BESIDE = 2, 128  # open at once: for a node; for the rest of dtrain
+
+
+def make_ready(hosts: Sequence[tuple[str, SshOptions]]) -> None:
+    """Make room for connections to all of these, and ask for passphrases while nothing else happens.
+
+    Raises:
+        PreflightFailed: this machine does not allow so many open files.
+    """
+    needed = _FILES_EACH * len(hosts) + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise PreflightFailed(
+            f"{len(hosts)} nodes take up to {needed} open files at once, and this machine allows a process {hard}",
+            hint="raise the limit here (ulimit -Hn; nofile in /etc/security/limits.conf), or leave nodes out",
+        )
+    if needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
+    if sys.stdin.isatty():  # else nobody is there to be asked
+        with ThreadPoolExecutor(RESOLVING_AT_ONCE) as pool:
+            ask_passphrases(route for routes in pool.map(_routes, *zip(*hosts, strict=True)) for route in routes)
+
+
+def _routes(host: str, options: SshOptions) -> list[Route]:
+    """To a host and the bastion before it, as far as they can be told; connecting says why not."""
+    routes = []
+    with contextlib.suppress(DtrainError):
+        routes.append(resolve(host, options))
+        if routes[0].proxy_jump is not None:
+            routes.append(jump_route(routes[0].proxy_jump, options))
+    return routes
 
 
 class SshTransport:
@@ -43,12 +79,13 @@ class SshTransport:
         self._python = python
 
     def open(self) -> Channel:
+        until_s = time.monotonic() + LOGIN_S
         try:
-            connection = log_in(resolve(self._host, self._options), self._options)
+            connection = log_in(resolve(self._host, self._options), self._options, until_s)
         except DtrainError as error:
             raise type(error)(f"{self._node}: {error.message}", hint=error.hint) from error
         try:
-            return _start(connection, self._python)
+            return _start(connection, self._python, until_s)
         except (*FAULTS, NodeUnreachable) as error:
             connection.close()
             hint = error.hint if isinstance(error, NodeUnreachable) else None
@@ -79,17 +116,16 @@ class _SshChannel:
         self._connection.close()
 
 
-def _start(connection: Connection, python: str) -> Channel:
-    channel = connection.open_session(timeout=REPLY_S)
-    channel.settimeout(_HELLO_S)
+def _start(connection: Connection, python: str, until_s: float) -> Channel:
+    channel = connection.open_session(timeout=left_s(until_s))
+    channel.settimeout(left_s(until_s))
     channel.set_combine_stderr(True)  # what a start-up file says on stderr is noise too, and must not fill the window
     channel.exec_command(COMMAND)
     channel.sendall(python.encode() + b"\n")
-    deadline = time.monotonic() + _HELLO_S
     seen = bytearray()
 
     def read(size: int) -> bytes:
-        channel.settimeout(max(0.01, deadline - time.monotonic()))
+        channel.settimeout(left_s(until_s))
         part = channel.recv(size)
         seen.extend(part)
         return part
@@ -99,7 +135,7 @@ def _start(connection: Connection, python: str) -> Channel:
     except TimeoutError as error:
         said = seen.decode(errors="replace").strip()[-SHOWN_NOISE:]
         raise NodeUnreachable(
-            f"no answer within {_HELLO_S:g} s" + (f"; it said: {said}" if said else ""),
+            f"no answer within {LOGIN_S:g} s" + (f"; it said: {said}" if said else ""),
             hint="does a start-up file of the login shell there read its input, or run something else?",
         ) from error
     except NodeUnreachable as error:

@@ -9,14 +9,17 @@ import pwd
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.errors import NodeUnreachable
 from dtrain.spec.cluster import SshOptions
 
-_TIMEOUT_S = 30.0
-_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # where ssh is not installed
+_TIMEOUT_S = 15.0  # Match exec may take a while
+RESOLVING_AT_ONCE = 8  # processes, which cost more than the threads that wait for them
+_resolving = threading.BoundedSemaphore(RESOLVING_AT_ONCE)
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # in ~/.ssh, where nobody names another
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Route:
     only_identity_files: bool  # the agent may use only keys of identity_files
     known_hosts: tuple[str, ...]  # files; new keys go to the first
     host_key_name: str | None  # the name in known_hosts, if it is not the host's own
-    proxy_jump: str | None  # the bastion, as [user@]host[:port]
+    proxy_jump: str | None  # the bastion, as [user@]host[:port]; several, in the order in which they are passed: a,b
 
 
 @functools.lru_cache(maxsize=8192)
@@ -46,9 +49,10 @@ def resolve(host: str, options: SshOptions) -> Route:
         return _without_ssh(host, options)
     argv = (ssh, *_config_file(), "-G", *_arguments(options), "--", host)
     try:
-        answer = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_S, check=False
-        )
+        with _resolving:
+            answer = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_S, check=False
+            )
     except subprocess.TimeoutExpired as error:
         raise NodeUnreachable(f"ssh -G {host} did not answer within {_TIMEOUT_S:g} s", hint="see Match exec in ~/.ssh/config") from error
     if answer.returncode != 0:
@@ -70,14 +74,24 @@ def resolve(host: str, options: SshOptions) -> Route:
 def jump_route(jump: str, options: SshOptions) -> Route:
     """The route to a bastion: its own user and port, the cluster's key and its rule for host keys.
 
+    The last of several is reached through those before it; one alone, through what ~/.ssh/config says of it.
+
     Raises:
-        NodeUnreachable: it would need another bastion, or cannot be read.
+        NodeUnreachable: its configuration cannot be read, or asks for what is not supported.
     """
-    if "," in jump:
-        raise NodeUnreachable(f"proxy_jump {jump} names more than one bastion", hint="dtrain goes through one")
-    user, at, place = jump.removeprefix("ssh://").rpartition("@")
+    before, _, last = jump.rpartition(",")
+    user, at, place = last.removeprefix("ssh://").rpartition("@")
     host, port = _split_port(place)
-    return resolve(host, SshOptions(user if at else None, port, options.identity_file, "none", options.host_keys))
+    return resolve(host, SshOptions(user if at else None, port, options.identity_file, before or None, options.host_keys))
+
+
+def is_default_key(file: str) -> bool:
+    """Whether ssh tries it without being told to."""
+    return file in _default_keys()
+
+
+def _default_keys() -> tuple[str, ...]:
+    return tuple(os.path.expanduser(f"~/.ssh/{name}") for name in _DEFAULT_KEYS)
 
 
 def _split_port(place: str) -> tuple[str, int | None]:
@@ -141,7 +155,7 @@ def _expand(path: str, tokens: Mapping[str, str]) -> str:
 
 def _without_ssh(host: str, options: SshOptions) -> Route:
     """ssh's own defaults; its configuration is not read."""
-    keys = tuple(os.path.expanduser(f"~/.ssh/{name}") for name in _DEFAULT_KEYS)
+    keys = _default_keys()
     return Route(
         host=host,
         port=options.port or 22,

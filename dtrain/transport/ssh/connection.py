@@ -1,9 +1,10 @@
-"""From a route to an authenticated connection, through one bastion where there is one."""
+"""From a route to an authenticated connection, through bastions where there are some."""
 
 from __future__ import annotations
 
 import logging
 import random
+import shutil
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import paramiko
 from paramiko.kex_curve25519 import KexCurve25519
+from paramiko.ssh_exception import IncompatiblePeer
 
 from dtrain.errors import AccessDenied, DtrainError, NodeUnreachable
 from dtrain.spec.cluster import SshOptions
@@ -22,11 +24,13 @@ from dtrain.transport.ssh.known_hosts import HostKey, accept, fingerprint, host_
 
 # What paramiko raises, beside its own: a server that sends garbage makes its parsers fail in many ways.
 FAULTS = (OSError, EOFError, ValueError, LookupError, TypeError, struct.error, paramiko.SSHException)
-REPLY_S = 30.0  # for one step of a login
+LOGIN_S = 20.0  # from the first packet to a Python that speaks: a node that takes longer is named, and holds up no other
 _CONNECT_S = 10.0
+_NEXT_ADDRESS_S = 2.0  # for an address of a name that has others
 _KEEPALIVE_S = 10
-_UNACKNOWLEDGED_S = 20.0  # of what was sent into a cut link; the kernel's own limit is a quarter of an hour
-_TRIES = 8  # at a server that hangs up before it says anything
+_UNACKNOWLEDGED_S = 15.0  # of what was sent into a cut link, at most _KEEPALIVE_S after the cut; the kernel's own limit is 15 minutes
+_TRIES = 12  # at a server that hangs up before it says anything
+_MOST_PAUSE_S = 2.0  # between two of them
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")  # the fastest first
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 _CURVE = "curve25519-sha256"  # the only name of it that some servers know (RFC 8731)
@@ -35,6 +39,7 @@ _SLOW_KEX = ("diffie-hellman-group16-sha512", "diffie-hellman-group14-sha256")
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")  # signatures of a key of type ssh-rsa
 _HOST_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", *_RSA)
 
+_log = logging.getLogger(__name__)  # a warning is printed on stderr
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its threads print their tracebacks
 
 
@@ -44,35 +49,44 @@ class Connection(paramiko.Transport):
     Args:
         sock: connected to the server.
         key_types: of host keys, in order of preference.
+        until_s: of the handshake, by time.monotonic().
     """
 
-    _active_check_timeout = 2.0  # paramiko's 0.1 s would keep a quarter of a core busy for 1,000 nodes
+    _active_check_timeout = (
+        5.0  # between two looks at whether to say something; paramiko's 0.1 s would keep a quarter of a core busy for 1,000 nodes
+    )
     _preferred_ciphers = _CIPHERS
     _preferred_macs = _MACS
     _preferred_kex = _KEX + _SLOW_KEX
     _kex_info = {**paramiko.Transport._kex_info, _CURVE: KexCurve25519}  # type: ignore[attr-defined]  # noqa: RUF012
 
-    def __init__(self, sock: Any, key_types: tuple[str, ...]) -> None:
+    def __init__(self, sock: Any, key_types: tuple[str, ...], until_s: float) -> None:
         super().__init__(sock)
         self._preferred_keys = key_types
-        self.banner_timeout = _CONNECT_S
-        self.handshake_timeout = REPLY_S
-        self.auth_timeout = REPLY_S
-        self.channel_timeout = REPLY_S
+        self.banner_timeout = min(_CONNECT_S, left_s(until_s))
+        self.handshake_timeout = left_s(until_s)
+        self.offered: dict[str, list[str]] = {}  # by the server: names of algorithms, by paramiko's name of their kind
+
+    def _really_parse_kex_init(self, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
+        self.offered = super()._really_parse_kex_init(*args, **kwargs)  # type: ignore[misc]
+        return self.offered
 
 
-def log_in(route: Route, options: SshOptions) -> Connection:
+def log_in(route: Route, options: SshOptions, until_s: float) -> Connection:
     """Connect, check the host key, authenticate.
+
+    Args:
+        until_s: when it has to be done, by time.monotonic().
 
     Raises:
         NodeUnreachable, AccessDenied: without the node's name, which the caller knows.
     """
     name = route.host_key_name or host_name(route.host, route.port)
     known = known_keys(route.known_hosts, name)
-    connection = _handshake(route, options, _key_types(known))
+    connection = _handshake(route, options, _key_types(known), until_s)
     try:
         _check_host_key(connection, route, name, known, accept_new=options.host_keys == "accept-new")
-        _authenticate(connection, route, options)
+        _authenticate(connection, route, options, until_s)
         connection.set_keepalive(_KEEPALIVE_S)
     except FAULTS as error:
         connection.close()
@@ -81,6 +95,11 @@ def log_in(route: Route, options: SshOptions) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def left_s(until_s: float) -> float:
+    """Seconds to a point in time, by time.monotonic(); never 0, which means no timeout to some."""
+    return max(0.01, until_s - time.monotonic())
 
 
 def words(error: BaseException) -> str:
@@ -94,16 +113,19 @@ def words(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
-def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...]) -> Connection:
+def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...], until_s: float) -> Connection:
     attempt = 0
     while True:
         began = time.monotonic()
-        connection = Connection(_connect(route, options), key_types)
+        connection = Connection(_connect(route, options, until_s), key_types, until_s)
         try:
-            connection.start_client(timeout=REPLY_S)
+            connection.start_client(timeout=left_s(until_s))
             if not connection.initial_kex_done:  # it returns without a word when the time is over
                 raise TimeoutError
             return connection
+        except IncompatiblePeer as error:
+            connection.close()
+            raise _without_a_common_algorithm(connection, error) from error
         except FAULTS as error:
             connection.close()
             attempt += 1
@@ -114,23 +136,42 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...]) ->
                 raise NodeUnreachable(
                     f"{route.host} port {route.port} takes a connection, and no ssh server speaks there", hint="is it the right port?"
                 ) from error
-            if attempt == _TRIES:
+            pause_s = random.uniform(0.05, min(0.1 * 2**attempt, _MOST_PAUSE_S))
+            if attempt == _TRIES or time.monotonic() + pause_s > until_s:
                 raise NodeUnreachable(
-                    f"{route.host} port {route.port} hangs up at once, {_TRIES} times in a row",
+                    f"{route.host} port {route.port} hangs up at once, {attempt} times in a row",
                     hint="is it an ssh server? one with many logins at once drops some (MaxStartups), and may ban who fails often",
                 ) from error
-        time.sleep(random.uniform(0.05, 0.1 * 2**attempt))  # a server drops some of many that come at once (MaxStartups)
+        time.sleep(pause_s)  # a server drops some of many that come at once (MaxStartups)
 
 
-def _connect(route: Route, options: SshOptions) -> socket.socket | paramiko.Channel:
+def _without_a_common_algorithm(connection: Connection, error: IncompatiblePeer) -> NodeUnreachable:
+    kinds = {
+        "kex algorithm": ("key exchange", "kex_algo_list", connection.preferred_kex, "KexAlgorithms"),
+        "host key": ("kind of host key", "server_key_algo_list", connection.preferred_keys, "HostKeyAlgorithms"),
+        "ciphers": ("cipher", "server_encrypt_algo_list", connection.preferred_ciphers, "Ciphers"),
+        "macs": ("MAC", "server_mac_algo_list", connection.preferred_macs, "MACs"),
+    }
+    for word, (kind, theirs, ours, key) in kinds.items():
+        if f"no acceptable {word}" in str(error):
+            offered = ", ".join(connection.offered.get(theirs, ()))
+            return NodeUnreachable(
+                f"no ssh connection: no {kind} in common: it offers {offered}; dtrain takes {', '.join(ours)}",
+                hint=f"add one of these to {key} in its sshd_config ({connection.remote_version})",
+            )
+    return NodeUnreachable(f"no ssh connection: {words(error)}", hint=f"its server: {connection.remote_version}")
+
+
+def _connect(route: Route, options: SshOptions, until_s: float) -> socket.socket | paramiko.Channel:
     if route.proxy_jump is not None:
-        return _through(route.proxy_jump, route, options)
+        return _through(route.proxy_jump, route, options, until_s)
     at = f"{route.host} port {route.port}"
     try:
-        sock = socket.create_connection((route.host, route.port), timeout=_CONNECT_S)
+        sock = _dial(route.host, route.port, until_s)
     except (socket.gaierror, UnicodeError) as error:
+        unread = "" if shutil.which("ssh") else ", which is not read here: ssh is not installed"
         raise NodeUnreachable(
-            f"the name {route.host} is not known: {words(error)}", hint="write an address, or a Host alias of ~/.ssh/config"
+            f"the name {route.host} is not known: {words(error)}", hint=f"write an address, or a Host alias of ~/.ssh/config{unread}"
         ) from error
     except TimeoutError as error:
         raise NodeUnreachable(
@@ -144,24 +185,66 @@ def _connect(route: Route, options: SshOptions) -> socket.socket | paramiko.Chan
     return sock
 
 
+def _dial(host: str, port: int, until_s: float) -> socket.socket:
+    """A connection to the first address of a name that answers: with IPv6 and IPv4, one of them may lead nowhere.
+
+    Raises:
+        OSError: of the last address.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, address) in enumerate(found, 1):
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(min(left_s(until_s), _CONNECT_S if number == len(found) else _NEXT_ADDRESS_S))
+        try:
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            failed = error
+    raise failed
+
+
 # ---- bastions -----------------------------------------------------------------------------------------------------
 
-_bastions: dict[tuple[str, SshOptions], Connection] = {}  # kept for later nodes and reconnects, to the end of this process
-_bastion_locks: dict[tuple[str, SshOptions], threading.Lock] = {}
+
+class _Bastion:
+    """One connection for all nodes behind it, kept for later nodes and reconnects to the end of this process."""
+
+    def __init__(self) -> None:
+        self._opening = threading.Lock()
+        self._connection: Connection | None = None
+        self._error: DtrainError | None = None  # of the last try
+        self._failed_s = 0.0
+
+    def connection(self, jump: str, options: SshOptions, until_s: float) -> Connection:
+        """Opened by the first who asks. What keeps it from that is an answer to all who have waited meanwhile, too."""
+        asked_s = time.monotonic()
+        if not self._opening.acquire(timeout=left_s(until_s)):
+            raise NodeUnreachable(f"bastion {jump}: not there within {LOGIN_S:g} s", hint="do bastions name each other in ~/.ssh/config?")
+        try:
+            if self._connection is not None and self._connection.is_active():
+                return self._connection
+            if self._error is None or self._failed_s < asked_s:
+                self._error = None
+                try:
+                    self._connection = log_in(jump_route(jump, options), options, until_s)
+                    return self._connection
+                except DtrainError as error:
+                    self._error, self._failed_s = error, time.monotonic()
+            raise type(self._error)(f"bastion {jump}: {self._error.message}", hint=self._error.hint) from self._error
+        finally:
+            self._opening.release()
 
 
-def _through(jump: str, route: Route, options: SshOptions) -> paramiko.Channel:
-    """A byte stream to the node from the bastion, whose one connection all its nodes share."""
-    key = (jump, options)
-    with _bastion_locks.setdefault(key, threading.Lock()):
-        bastion = _bastions.get(key)
-        if bastion is None or not bastion.is_active():
-            try:
-                bastion = _bastions[key] = log_in(jump_route(jump, options), options)
-            except DtrainError as error:
-                raise type(error)(f"bastion {jump}: {error.message}", hint=error.hint) from error
+_bastions: dict[tuple[str, SshOptions], _Bastion] = {}
+
+
+def _through(jump: str, route: Route, options: SshOptions, until_s: float) -> paramiko.Channel:
+    """A byte stream to the node from the bastion."""
+    bastion = _bastions.setdefault((jump, options), _Bastion()).connection(jump, options, until_s)
     try:
-        return bastion.open_channel("direct-tcpip", (route.host, route.port), ("127.0.0.1", 0), timeout=_CONNECT_S)
+        timeout_s = min(_CONNECT_S, left_s(until_s))
+        return bastion.open_channel("direct-tcpip", (route.host, route.port), ("127.0.0.1", 0), timeout=timeout_s)
     except FAULTS as error:
         raise NodeUnreachable(
             f"the bastion {jump} does not get through to {route.host} port {route.port}: {words(error)}",
@@ -190,6 +273,8 @@ def _check_host_key(connection: Connection, route: Route, name: str, known: tupl
             said = accept(route.known_hosts[0], name, key.get_name(), blob)
         except OSError as error:
             raise AccessDenied(f"its host key cannot be kept in {route.known_hosts[0]}: {words(error)}") from error
+        if said == "known":
+            _log.warning("%s: a new host key was accepted, and is kept in %s: %s", name, route.known_hosts[0], shown)
     match said:
         case "known":
             return
@@ -213,7 +298,7 @@ def _check_host_key(connection: Connection, route: Route, name: str, known: tupl
 # ---- our keys -----------------------------------------------------------------------------------------------------
 
 
-def _authenticate(connection: Connection, route: Route, options: SshOptions) -> None:
+def _authenticate(connection: Connection, route: Route, options: SshOptions, until_s: float) -> None:
     tried: list[str] = []
     passed_over: list[str] = []
     with closing(candidates(route)) as keys:
@@ -230,6 +315,7 @@ def _authenticate(connection: Connection, route: Route, options: SshOptions) -> 
                     passed_over.append(f"{candidate.label} {error}")
                 continue
             tried.append(candidate.label)
+            connection.auth_timeout = left_s(until_s)
             if _is_accepted(connection, route.user, key):
                 return
             if not connection.is_active():
@@ -246,7 +332,9 @@ def _is_accepted(connection: Connection, user: str, key: paramiko.PKey) -> bool:
         further = connection.auth_publickey(user, key)
     except paramiko.BadAuthenticationType as error:
         raise AccessDenied(f"it takes no keys, only {', '.join(error.allowed_types)}", hint="allow public keys there") from error
-    except paramiko.AuthenticationException:
+    except paramiko.AuthenticationException as error:
+        if "timeout" in str(error):  # no refusal
+            raise NodeUnreachable(f"the login as {user} took longer than {LOGIN_S:g} s", hint="is it busy, or its disk?") from error
         return False
     except FAULTS as error:
         if not connection.is_active():

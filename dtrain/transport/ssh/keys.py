@@ -5,31 +5,37 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import getpass
 import socket
+import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from dtrain.transport.ssh.config import Route
+from dtrain.transport.ssh.config import Route, is_default_key
 
 KEY_TRIES = 5  # OpenSSH's server hangs up at the sixth (MaxAuthTries)
 _AGENT_S = 10.0
+_PASSPHRASE_TRIES = 3
 
+_keys: dict[str, paramiko.PKey | NoKey] = {}  # by file
 _loading = threading.Lock()  # reading an RSA key takes a fifth of a second: one thread does it, the others wait for that
 
 
 class NoKey(Exception):
     """A file holds no usable key; the text goes on after the file's name."""
 
-    def __init__(self, text: str, *, is_absent: bool = False) -> None:
+    def __init__(self, text: str, *, is_absent: bool = False, is_locked: bool = False) -> None:
         super().__init__(text)
         self.is_absent = is_absent
+        self.is_locked = is_locked  # by a passphrase
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +65,51 @@ def candidates(route: Route) -> Generator[Candidate]:
         agent.close()
 
 
+def ask_passphrases(routes: Iterable[Route]) -> None:
+    """Ask the person at the terminal for the passphrase of each key that is needed, once for all.
+
+    Needed is a key that the ssh-agent does not hold, and that was named or is all that there is to offer.
+    """
+    for file in dict.fromkeys(file for route in routes for file in _needed(route)):
+        for _ in range(_PASSPHRASE_TRIES):
+            try:
+                passphrase: Any = getpass.getpass(f"passphrase of {file}: ").encode()  # not text, as its annotation says
+                _keys[file] = paramiko.PKey.from_path(file, passphrase)
+                break
+            except (ValueError, TypeError, EOFError, paramiko.SSHException):  # TypeError, EOFError: nothing was typed
+                print("that does not open it", file=sys.stderr)
+
+
+def _needed(route: Route) -> list[str]:
+    loaded = {file: _read(file) for file in route.identity_files}
+    locked = [file for file, key in loaded.items() if isinstance(key, NoKey) and key.is_locked]
+    if not locked:
+        return []
+    offered = [candidate for candidate in candidates(route) if candidate.label not in loaded]  # by the agent
+    held = {candidate.load().asbytes() for candidate in offered}
+    has_others = bool(offered) or any(isinstance(key, paramiko.PKey) for key in loaded.values())
+    return [file for file in locked if _public_half(file) not in held and (not has_others or not is_default_key(file))]
+
+
 def _itself(key: paramiko.PKey) -> paramiko.PKey:
     return key
 
 
 def _load(file: str) -> paramiko.PKey:
-    with _loading:
-        key = _read(file)
+    key = _read(file)
     if isinstance(key, NoKey):
         raise key
     return key
 
 
-@functools.cache
 def _read(file: str) -> paramiko.PKey | NoKey:
+    with _loading:
+        if file not in _keys:
+            _keys[file] = _parse(file)
+        return _keys[file]
+
+
+def _parse(file: str) -> paramiko.PKey | NoKey:
     try:
         return paramiko.PKey.from_path(file)
     except FileNotFoundError:
@@ -80,7 +117,7 @@ def _read(file: str) -> paramiko.PKey | NoKey:
     except OSError as error:
         return NoKey(f"cannot be read: {error.strerror}")
     except TypeError:  # how cryptography says that a passphrase is needed
-        return NoKey("has a passphrase; add it to the ssh-agent: ssh-add " + file)
+        return NoKey("has a passphrase; add it to the ssh-agent: ssh-add " + file, is_locked=True)
     except (ValueError, UnknownKeyType, UnsupportedAlgorithm, paramiko.SSHException):
         return NoKey("is not a private key of a kind that works here (Ed25519, ECDSA, RSA)")
 
