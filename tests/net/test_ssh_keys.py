@@ -215,7 +215,7 @@ def test_a_name_whose_first_address_leads_nowhere(sshd: Sshd, home: Path, monkey
         for each in waiting:
             each.setblocking(False)
             each.connect_ex(address)
-        dead = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", address), (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("100::1", 22))]
+        dead = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", each) for each in (address, ("100::1", 22), address)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*dead, *good])
         _open().close()
         sshd.close()
