@@ -293,9 +293,14 @@ def _listed(gpus: Sequence[Gpu]) -> str:
 def _pipeline(spec: JobSpec, cluster_size: int | None) -> PipelinePlan | None:
     if not isinstance(spec.run, TrainerConfig) or spec.run.pipeline is None or cluster_size is None:
         return None
-    known = MODELS.get(spec.run.model)
+    known, dataset = MODELS.get(spec.run.model), DATASETS.get(spec.run.data)
     try:
-        return plan_pipeline(spec.run, cluster_size=cluster_size, layers=known.layers if known else None)
+        return plan_pipeline(
+            spec.run,
+            cluster_size=cluster_size,
+            layers=known.layers if known else None,
+            num_examples=dataset.num_train if dataset else None,
+        )
     except ValueError as error:
         raise _misfit(spec, error, "trainer.pipeline.stages") from error
 

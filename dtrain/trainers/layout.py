@@ -8,8 +8,9 @@ activations, from node to node.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dtrain.trainers.batch import plan_batches
 from dtrain.trainers.config import TrainerConfig
 from dtrain.trainers.partition import Layer, partition
 from dtrain.trainers.schedule import SCHEDULES, fewest_micro_batches, predicted_bubble
@@ -39,11 +40,14 @@ class PipelinePlan:
         return range(stage * self.replicas, (stage + 1) * self.replicas)
 
 
-def plan_pipeline(config: TrainerConfig, *, cluster_size: int, layers: Sequence[Layer] | None) -> PipelinePlan:
+def plan_pipeline(
+    config: TrainerConfig, *, cluster_size: int, layers: Sequence[Layer] | None, num_examples: int | None = None
+) -> PipelinePlan:
     """The pipelines of a job.
 
     Args:
         layers: of the model, in order; None where they are not known.
+        num_examples: of the training set, for what is said of other numbers of stages; None where it is not known.
 
     Raises:
         ValueError: the stages do not fit the cluster, the model or the micro-batches.
@@ -52,10 +56,11 @@ def plan_pipeline(config: TrainerConfig, *, cluster_size: int, layers: Sequence[
     assert pipeline is not None
     stages, micro_batches = pipeline.stages, config.batch.micro_batches
     if stages < 1 or cluster_size % stages:
-        fitting = [number for number in range(1, cluster_size + 1) if cluster_size % number == 0]
-        raise ValueError(
-            f"replicas = cluster size {cluster_size} / stages {stages} is no whole number; stages that fit: {', '.join(map(str, fitting))}"
-        )
+        fitting = fitting_stages(config, cluster_size=cluster_size, layers=layers, num_examples=num_examples)
+        raise ValueError(f"replicas = cluster size {cluster_size} / stages {stages} is no whole number; {fitting}")
+    if layers is not None and stages > len(layers):
+        fitting = fitting_stages(config, cluster_size=cluster_size, layers=layers, num_examples=num_examples)
+        raise ValueError(f"{stages} stages of a model with {len(layers)} layers, and a stage has at least one; {fitting}")
     least = fewest_micro_batches(pipeline.schedule, stages)
     if micro_batches < least:
         raise ValueError(f"{few_micro_batches(pipeline.schedule, stages, micro_batches)}; at least {least}")
@@ -66,6 +71,27 @@ def plan_pipeline(config: TrainerConfig, *, cluster_size: int, layers: Sequence[
         micro_batches=micro_batches,
         layers=None if layers is None else partition(layers, stages, pipeline.partition),
     )
+
+
+def fitting_stages(config: TrainerConfig, *, cluster_size: int, layers: Sequence[Layer] | None, num_examples: int | None) -> str:
+    """The numbers of stages with which all of a job's arithmetic comes out, in words."""
+    assert config.pipeline is not None
+    most = cluster_size if layers is None else min(cluster_size, len(layers))
+    possible = [replace(config.pipeline, stages=stages) for stages in range(1, most + 1) if cluster_size % stages == 0]
+    fitting = [pipeline.stages for pipeline in possible if _fits(replace(config, pipeline=pipeline), cluster_size, layers, num_examples)]
+    if not fitting:
+        return f"no number of stages fits a cluster of {cluster_size} with this batch: change both"
+    few = [str(p.stages) for p in possible if config.batch.micro_batches < fewest_micro_batches(p.schedule, p.stages)]
+    return f"stages that fit: {', '.join(map(str, fitting))}" + (f"; with more micro_batches {', '.join(few)}" if few else "")
+
+
+def _fits(config: TrainerConfig, cluster_size: int, layers: Sequence[Layer] | None, num_examples: int | None) -> bool:
+    try:
+        plan = plan_pipeline(config, cluster_size=cluster_size, layers=layers)
+        plan_batches(config.batch, replicas=plan.replicas, num_examples=num_examples, pad=True)
+    except ValueError:
+        return False
+    return True
 
 
 def few_micro_batches(schedule: str, stages: int, micro_batches: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def test_the_replicas_of_a_stage_are_neighbours() -> None:
     ("config", "message"),
     [
         (config(stages=3), "replicas = cluster size 4 / stages 3 is no whole number; stages that fit: 1, 2, 4"),
+        (config(stages=3, micro_batches=2), "is no whole number; stages that fit: 1, 2; with more micro_batches 4"),
         (config(stages=4, micro_batches=3), "1F1B with 4 stages wants as many micro-batches or more, not 3.*; at least 4"),
         (config(stages=4, micro_batches=1, schedule="simple"), "with 1 micro-batch 4 stages work one after the other.*; at least 2"),
     ],
@@ -89,6 +91,24 @@ def test_the_replicas_of_a_stage_are_neighbours() -> None:
 def test_what_does_not_fit_is_refused_with_what_does(config: TrainerConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_pipeline(config, cluster_size=4, layers=MODELS["gpt"].layers)
+
+
+@pytest.mark.parametrize(
+    ("cluster_size", "batch", "fitting"),
+    [
+        (7, BatchConfig(global_=64, micro_batches=8), "stages that fit: 1"),  # gpt has 6 layers, and 7 is no multiple of 2 to 6
+        (12, BatchConfig(global_=64, micro_batches=8), "stages that fit: 2, 3, 4, 6"),  # 12 replicas have too few examples each
+        (12, BatchConfig(global_=64, per_replica=32, micro_batches=8), "stages that fit: 6"),
+        (12, BatchConfig(per_replica=4000, micro_batches=8), "stages that fit: 3, 4, 6"),  # of 16384 examples
+        (7, BatchConfig(global_=4, micro_batches=8), "no number of stages fits a cluster of 7 with this batch"),
+    ],
+)
+def test_only_stages_with_which_all_of_the_arithmetic_comes_out_are_offered(cluster_size: int, batch: BatchConfig, fitting: str) -> None:
+    layers = MODELS["gpt"].layers
+    with pytest.raises(ValueError, match=f"no whole number; {fitting}($|: change both)"):
+        plan_pipeline(replace(config(stages=5), batch=batch), cluster_size=cluster_size, layers=layers, num_examples=16384)
+    with pytest.raises(ValueError, match=r"8 stages of a model with 6 layers, .*; stages that fit: 1, 2, 4$"):
+        plan_pipeline(config(stages=8, micro_batches=8), cluster_size=8, layers=layers)
 
 
 def test_a_remainder_is_padded_where_asked_for() -> None:
