@@ -80,13 +80,13 @@ class Document:
 
 def read_document(path: Path, *, example: str) -> Document:
     """Raises SpecError where no mapping can be read. `example` is the shortest useful file, for the hint."""
-    return parse_document(_read_bytes(path), str(path), example=example)
+    return parse_document(_read_bytes(path, example), str(path), example=example)
 
 
 def parse_document(data: bytes, shown: str, *, example: str) -> Document:
     text = _decoded(data, shown)
     root = _composed(text, shown)
-    if root is None:
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.style is None and not root.value):  # a line `---` alone
         raise _one(InFile(shown, 1, 1), "the file is empty", f"the shortest useful one is `{example}`")
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"the text {typed(root.value)}"
@@ -107,14 +107,14 @@ def _at(shown: str, mark: Any) -> InFile:
     return InFile(shown, mark.line + 1, mark.column + 1)
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path, example: str) -> bytes:
     shown = str(path)
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             data = file.read(_MAX_BYTES + 1) if is_file else b""
     except FileNotFoundError:
-        raise _one(InFile(shown), "there is no such file", nearest_file(shown) or "the shortest one is a line: script: train.py") from None
+        raise _one(InFile(shown), "there is no such file", nearest_file(shown) or f"the shortest one is a line: {example}") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
         hint = f"did you mean '{inside}'?" if os.path.isfile(inside) else "name a file in it"
@@ -204,6 +204,8 @@ def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str | No
         return "a second document begins here", "keep one job or cluster a file, without a line '---' between"
     if "mapping values are not allowed" in problem:
         return f"not YAML: {problem}", "put a space after the key's ':' and quotes around a text that holds ': '; check the indentation"
+    if "but found '<scalar>'" in problem:
+        return "not YAML: a text goes on behind its quotes", "put all of it into one pair of quotes"
     if "found unexpected end of stream" in problem:
         return f"not YAML: the file ends within quotes{since}", "close the quotes"
     return f"not YAML: {problem}{since}", "check the indentation and the brackets here and in the line above"
@@ -218,6 +220,7 @@ class _Reading:
     plain: set[Place] = field(default_factory=set)
     faults: list[tuple[Position, Problem]] = field(default_factory=list)
     num_values: int = 0
+    around: list[yaml.Node] = field(default_factory=list)  # the nodes that the one being read stands in, outermost first
 
     def mapping(self, node: yaml.MappingNode, at: Place) -> dict[str, Value]:
         if not at:
@@ -246,23 +249,28 @@ class _Reading:
 
     def _value(self, node: yaml.Node, at: Place) -> Value:
         self.num_values += 1
-        # An alias inside its own anchor has no end; the events cannot show that, so depth counts here too.
-        if self.num_values > _MAX_VALUES or len(at) > _MAX_DEPTH:
-            raise _one(
-                _at(self.shown, node.start_mark),
-                f"{named(at[:1])} grows without end when its aliases (*) are written out",
-                "write the values out",
-            )
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, at)
-        if isinstance(node, yaml.SequenceNode):
-            return self._list(node, at)
-        assert isinstance(node, yaml.ScalarNode)
+        if any(node is other for other in self.around):
+            raise self._too_much(_position(node), f"{named(at[:1])} grows without end when its aliases (*) are written out")
+        if self.num_values > _MAX_VALUES:
+            message = f"with {named(at[:1])} the file has more than {_MAX_VALUES} values, when its aliases (*) are written out"
+            raise self._too_much(self.positions[at[:1]], message)
+        if len(at) > _MAX_DEPTH:  # which the events cannot show: each alias is one
+            message = f"{named(at[:1])} is nested more than {_MAX_DEPTH} levels deep when its aliases (*) are written out"
+            raise self._too_much(self.positions[at[:1]], message)
+        if not isinstance(node, yaml.ScalarNode):
+            assert isinstance(node, yaml.MappingNode | yaml.SequenceNode)
+            self.around.append(node)
+            inside = self.mapping(node, at) if isinstance(node, yaml.MappingNode) else self._list(node, at)
+            self.around.pop()
+            return inside
         if node.style is None:
             self.plain.add(at)
             if not node.value:
                 return None
         return self._text(node)
+
+    def _too_much(self, position: Position, message: str) -> SpecError:
+        return _one(InFile(self.shown, *position), message, "write the values out")
 
     def _list(self, node: yaml.SequenceNode, at: Place) -> list[Value]:
         values: list[Value] = []
