@@ -20,6 +20,7 @@ from dtrain.spec.hosts import expand
 from dtrain.spec.mistake import Place, is_text, named, nearest, typed
 
 _CLUSTER = "cluster"
+_ENV = "env"
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -90,7 +91,7 @@ def _read_setting(text: str) -> Setting:
     """Raises SpecError, at the option, where the value is no good YAML."""
     key, equals, typed_value = text.partition("=")
     where = InOption(f"--set {key if key.isprintable() else typed(key)}")
-    at = tuple(key.split("."))
+    at = tuple(key.split(".", 1 if key.startswith(f"{_ENV}.") else -1))  # a variable's name is one key, whatever is in it
     if not is_text(text):
         raise SpecError([Problem(where, "is not UTF-8 text", "write it as UTF-8")])
     if brackets := re.fullmatch(r"(.*)\[(\d+)\](.*)", key):
@@ -98,6 +99,8 @@ def _read_setting(text: str) -> Setting:
         raise SpecError([Problem(where, "an item of a list is named by its number alone, counted from 0", hint)])
     if not equals or not all(at):
         raise SpecError([Problem(where, "is not KEY=VALUE", "such as --set trainer.learning_rate=0.01")])
+    if at[0] == _ENV and len(at) == 2 and typed_value[:1] not in ("", "'", '"'):
+        return Setting(where.option, at, typed_value, frozenset({()}))  # as it is typed, be it a comment or a list in YAML
     try:
         document = parse_document(f"x: {typed_value}".encode(), "the value", example="x: 1")
     except SpecError as error:
@@ -105,6 +108,8 @@ def _read_setting(text: str) -> Setting:
     faults = [replace(problem, place=where) for _, problem in document.faults]
     if set(document.values) != {"x"}:
         faults.append(Problem(where, "the value goes on in a second line", "put quotes around the value"))
+    elif re.search(r"(^|\s)#", typed_value) and ("x",) in document.plain and (document.values["x"] or "") != typed_value.strip():
+        faults.append(Problem(where, "what stands behind '#' is a comment", "put quotes around the value, within those of your shell"))
     if faults:
         raise SpecError(faults)
     return Setting(where.option, at, document.values["x"], frozenset(place[1:] for place in document.plain))
@@ -137,6 +142,9 @@ def _set(values: dict[str, Value], setting: Setting) -> Place:
         key: str | int = part
         if isinstance(holder, list):
             key = _index(holder, part, at)
+            if following is None and setting.value is None:
+                hint = f"set that as a whole: {setting.option.removesuffix(f'.{part}')}=[...]"
+                raise _NoSuchPlace(f"{named((*at, key))} cannot be taken out of its list", hint)
         elif not isinstance(holder, dict):
             found = "a number" if str(holder).isdecimal() else f"the text {typed(str(holder))}"
             raise _NoSuchPlace(f"{named(tuple(at))} is {found}, which has no '{part}' in it", f"set {'.'.join(map(str, at))} as a whole")
