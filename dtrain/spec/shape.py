@@ -178,8 +178,11 @@ def _wrong_type(at: Place, wants: Sequence[str], document: Document) -> Mistake:
     found = _value_at(document.values, at)
     said = "but nothing is there" if found is None else f"not {_described(found)}"
     wanted = wants[0] if len(wants) == 1 else f"{', '.join(wants[:-1])} or {wants[-1]}"
-    if isinstance(found, str) and (instead := not_yet((*at, found))):
-        return Mistake(at, f"{named(at)}: {found} is not supported yet", instead)
+    form = found if isinstance(found, str) else _described(found)
+    if instead := not_yet((*at, form)):
+        return Mistake(at, f"{named(at)}: {form} is not supported yet", instead)
+    if isinstance(found, str) and at in document.plain and "a whole number" in wants and re.fullmatch(r"[-+]?[1-9][0-9]{18,}", found):
+        return Mistake(at, f"{named(at)} is a number of {len(found.lstrip('-+'))} digits", "a whole number has at most 18 digits here")
     return Mistake(at, f"{named(at)} must be {wanted}, {said}", _hint_for(at, found, wants, at in document.plain))
 
 
@@ -195,28 +198,42 @@ def _described(value: Value) -> str:
 
 def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> str:
     if found is None:
-        return 'write "" for an empty text' if wants == ["text"] else "give it a value, or remove the key"
+        return 'write "" for an empty text' if wants == ["text"] and isinstance(at[-1], int) else "give it a value, or remove the key"
     if at == ("cluster",) and isinstance(found, list):
         return f"write cluster: {{instances: [{', '.join(map(str, found[:3]))}{', ...' if len(found) > 3 else ''}]}}"
     if isinstance(found, dict | list):
+        if isinstance(found, dict) and "a list" in wants and "text" not in wants:
+            return _EXAMPLES["a list"]
         return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else _example(wants)
     text = str(found)
     if not is_plain and any(fits(text) for want, fits in _FITS.items() if want in wants):
         return "remove the quotes"
     if "true or false" in wants and text.lower() in _SWITCHES:
         return f"write {_SWITCHES[text.lower()]}"
-    if "a whole number" in wants and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
+    if {"a whole number", "a number"} & {*wants} and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
         return f"write {decimal[1]}"
     if "a whole number" in wants and _NUMBER.fullmatch(text) and abs(float(text)) < 1e15 and float(text).is_integer():
         return f"write {float(text):.0f}"
     words = [word for want in wants for word in re.findall(r"'([^']*)'", want)]
     if likely := meant(text, words):
         return f"did you mean '{likely}'?"
-    if "a list" in wants and "'auto'" not in wants:
-        return f"write [{text}]" if re.fullmatch(r"[\w.-]+", text) else "write one item a line, each after '- '"
-    if "a mapping" in wants:
-        return "write 'key: value' lines below it, further in"
+    if "'auto'" in wants and (span := re.fullmatch(r"([0-9]{1,2})-([0-9]{1,2})", text)) and int(span[1]) <= int(span[2]):
+        return f"write {list(range(int(span[1]), int(span[2]) + 1))}"
+    if "a list" in wants and ("'auto'" not in wants or re.fullmatch(r"[0-9, ]+", text)):
+        listed = _listed(text)
+        also = ", or a number in digits, such as 2" if listed and "a whole number" in wants and "'auto'" not in wants else ""
+        return f"write {listed}{also}" if listed else "write one item a line, each after '- '"
+    if "a mapping" in wants and (pair := re.fullmatch(r"([A-Za-z_]\w*)[:=](\S*)", text)):
+        return f"write '{pair[1]}: {pair[2]}' below it, further in"
     return _example(wants)
+
+
+def _listed(text: str) -> str | None:
+    """Words, names or ranges of them, as the list that was meant."""
+    items = re.split(r"[,\s]+(?![^\[]*\])", text.strip(", "))  # at no comma of a range
+    if not all(re.fullmatch(r"[\w.@-]+(\[[\d,-]+\][\w.-]*)*", item) for item in items):
+        return None
+    return f"[{', '.join(json.dumps(item) if '[' in item else item for item in items)}]"
 
 
 def _example(wants: Sequence[str]) -> str:

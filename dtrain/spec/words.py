@@ -18,6 +18,7 @@ _MEANT = {
     "accelerate": "none",
     "deepspeed": "none",
     "gpu": "cuda",
+    "all": "auto",
     "lr": "learning_rate",
     "batch_size": "batch",
     "global_batch_size": "global",
@@ -37,7 +38,7 @@ _MEANT = {
     "bastion": "proxy_jump",
 }
 
-_OWN_SCRIPT = "leave it out, or train with a script of your own"
+_OWN_SCRIPT = "or train with a script of your own"
 _DDP = "leave data_parallel out: the replicas add up their gradients (ddp)"
 
 # Keys and values of the design that a later release carries out: said so, for nothing that is typed is passed over in silence.
@@ -48,9 +49,22 @@ _NOT_YET: dict[Place, str] = {
     ("activate",): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
     ("instances", "activate"): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
     **{
-        ("trainer", key): _OWN_SCRIPT
-        for key in ("loss", "metrics", "lr_schedule", "precision", "clip_grad_norm", "evaluate", "checkpoint", "resume", "profile")
+        ("trainer", key): f"leave it out, for {today}, {_OWN_SCRIPT}"
+        for key, today in (
+            ("loss", "cross entropy"),
+            ("metrics", "loss and accuracy"),
+            ("lr_schedule", "one learning_rate throughout"),
+            ("precision", "the precision of the model's parameters"),
+            ("clip_grad_norm", "gradients as they are"),
+            ("evaluate", "an evaluation after every epoch and at the end"),
+            ("checkpoint", "a training in one go"),
+            ("resume", "a training in one go"),
+            ("profile", "samples/s in the log"),
+        )
     },
+    ("trainer", "model", "a mapping"): "name a function that takes no arguments: `model: my_models:build`; let it call yours with them",
+    ("trainer", "data", "a mapping"): "name a function that takes no arguments: `data: my_data:load`; let it call yours with them",
+    ("trainer", "data_parallel", "a mapping"): "write `data_parallel: ddp`, or leave it out: that is the default",
     ("trainer", "data_parallel", "fsdp"): _DDP,
     ("trainer", "data_parallel", "parameter_server"): _DDP,
     ("trainer", "pipeline", "partition", "measured"): "write parameters or uniform",
