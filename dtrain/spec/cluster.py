@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.spec.hosts import MAX_HOSTS, expand
-from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
+from dtrain.spec.mistake import Mistake, Place, named, nearest_file, not_there, typed
 
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -24,6 +24,7 @@ STRICT: dict[str, Any] = {"extra": "forbid"}  # pydantic's configuration of the 
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # one component of a path, on every file system
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
+_MAX_GPUS = 1024  # of an instance, or CPU workers: more is a typing error, and a plan has each of them
 _INTERFACE = re.compile(r"[^\s/]{1,15}")  # what Linux takes as an interface's name
 
 
@@ -59,6 +60,12 @@ class ClusterSpec:
     network: str = "auto"  # or a CIDR, or an interface's name
     ports: str = "auto"  # or "29500-29599", both ends included
     ssh: SshOptions = field(default_factory=SshOptions)
+
+    @property
+    def size(self) -> int | None:
+        """Instances x GPUs per instance; None where the nodes have to say how many GPUs they have."""
+        counts = [len(one.gpus) if isinstance(one.gpus, tuple) else one.gpus for one in self.instances]
+        return None if any(count == "auto" for count in counts) else sum(int(count) for count in counts)
 
 
 @dataclass(frozen=True)
@@ -177,10 +184,11 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
     instances: list[Instance] = []
     mistakes: list[Mistake] = []
     seen: set[str] = set()
+    addresses: set[str] = set()
     for index, item in enumerate(file.instances):
         here = (*at, index)
         one = InstanceFile(item) if isinstance(item, str) else item
-        mistakes += _instance_mistakes(one, here, folder)
+        mistakes += _instance_mistakes(one, here, folder, addresses)
         hosts, wrong_hosts = _hosts(one.host, here if isinstance(item, str) else (*here, "host"), seen)
         mistakes += wrong_hosts
         if one.address is not None and len(hosts) > 1:
@@ -219,7 +227,8 @@ def _host_hint(text: str) -> str:
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
 
 
-def _instance_mistakes(one: InstanceFile, at: Place, folder: Path) -> list[Mistake]:
+def _instance_mistakes(one: InstanceFile, at: Place, folder: Path, addresses: set[str]) -> list[Mistake]:
+    """`addresses` are those of the instances before, and then this one's too."""
     mistakes = [
         *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
         *_python_mistakes(one.python, (*at, "python")),
@@ -228,6 +237,14 @@ def _instance_mistakes(one: InstanceFile, at: Place, folder: Path) -> list[Mista
     if one.address is not None and not _is_address(one.address):
         hint = "a name may mean something else on another node: write the number"
         mistakes.append(Mistake((*at, "address"), f"address {typed(one.address)} is no IP address", hint))
+    elif one.address is not None:
+        address = ipaddress.ip_address(one.address)
+        if address.is_unspecified or address.is_multicast:
+            mistakes.append(Mistake((*at, "address"), f"the address '{one.address}' is no machine's", "write the instance's own"))
+        elif str(address) in addresses:
+            hint = "every instance is a machine of its own: correct one"
+            mistakes.append(Mistake((*at, "address"), f"the address '{one.address}' stands here a second time", hint))
+        addresses.add(str(address))
     return mistakes
 
 
@@ -237,7 +254,7 @@ def _gpus_mistakes(gpus: int | Sequence[int] | str, at: Place) -> list[Mistake]:
         return []
     if isinstance(gpus, int):
         hint = "leave it out to use all of them; device: cpu uses none"
-        return [] if gpus >= 1 else [Mistake(at, f"{name} must be at least 1, not {gpus}", hint)]
+        return [] if 1 <= gpus <= _MAX_GPUS else [Mistake(at, f"{name} must be from 1 to {_MAX_GPUS}, not {gpus}", hint)]
     if not gpus:
         return [Mistake(at, f"{name} is an empty list", "list the indices of the GPUs, or write auto")]
     seen: set[int] = set()
@@ -303,11 +320,30 @@ def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]
         for key, text in (("user", ssh.user), ("identity_file", ssh.identity_file), ("proxy_jump", ssh.proxy_jump))
         if text is not None and not text.strip()
     ]
+    if ssh.user is not None and re.search(r"^-|\S\s+\S", ssh.user):
+        mistakes.append(Mistake((*at, "user"), f"{named((*at, 'user'))} {typed(ssh.user)} is no user's name", "write the name alone"))
+    if ssh.proxy_jump is not None and ssh.proxy_jump.strip():
+        mistakes += _jump_mistakes(ssh.proxy_jump, (*at, "proxy_jump"))
     if ssh.port is not None and not 1 <= ssh.port <= 65535:
         mistakes.append(Mistake((*at, "port"), f"{named((*at, 'port'))} must be from 1 to 65535, not {ssh.port}", "22 is usual"))
     if ssh.identity_file is not None and ssh.identity_file.strip():
         mistakes += _identity_mistakes(ssh.identity_file, (*at, "identity_file"), folder)
     return mistakes
+
+
+def _jump_mistakes(text: str, at: Place) -> list[Mistake]:
+    if "," in text:
+        hint = "dtrain goes through one: name the one that reaches the instances"
+        return [Mistake(at, f"{named(at)} {typed(text)} names more than one bastion", hint)]
+    place = text.removeprefix("ssh://").rpartition("@")[2]
+    if place.count(":") > 1 and not place.startswith("["):
+        is_right = _is_address(place)
+    else:
+        found = re.fullmatch(r"(\[[^\]]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([1-9][0-9]{0,4}))?", place)
+        is_right = found is not None and int(found[2] or 22) <= 65535 and (found[1][0] != "[" or _is_address(found[1][1:-1]))
+    if is_right and not re.search(r"\s", text):
+        return []
+    return [Mistake(at, f"{named(at)} {typed(text)} is no bastion", "write host or user@host:port; none goes through no bastion")]
 
 
 def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
@@ -319,7 +355,9 @@ def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
         if os.path.exists(f"{path}.pub"):  # the agent has the other half
             return []
         return [
-            Mistake(at, f"{name} is not there", nearest_file(path) or f"it is looked for as {path}; without the key ssh's own are tried")
+            Mistake(
+                at, f"{name} {not_there(path)}", nearest_file(path) or f"it is looked for as {path}; without the key ssh's own are tried"
+            )
         ]
     except (OSError, ValueError) as error:
         return [

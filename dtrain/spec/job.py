@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -17,7 +17,8 @@ from dtrain.errors import InFile, InOption
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
 from dtrain.spec.document import Document
 from dtrain.spec.environment import env_of, secrets_mistakes
-from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, typed
+from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, not_there, typed
+from dtrain.spec.modules import missing_main
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
 
@@ -131,7 +132,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     workdir, wrong_workdir = _workdir(file, around)
     env, wrong_env = env_of(file.env or {}, file.launcher, around.environ)
     args, wrong_args = _args(file)
-    run, wrong_run = _run(file, args, workdir, around)
+    run, wrong_run = _run(file, args, workdir, cluster, around)
     mistakes = [
         *_name_mistakes(name),
         *wrong_workdir,
@@ -194,7 +195,7 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
     if os.path.exists(workdir):
         return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not a folder", "name the folder that holds the job's files")]
     hint = nearest_file(str(workdir)) or f"it is looked for in {around.path.parent}"
-    return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not there", hint)]
+    return workdir, [Mistake(at, f"workdir {typed(file.workdir)} {not_there(workdir)}", hint)]
 
 
 def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[Mistake]:
@@ -203,7 +204,7 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
         hint = "leave it out, and write to the folder that $DTRAIN_OUTPUT_DIR names"
         return [Mistake(("outputs",), "outputs is a folder of the workdir that is sent, and with sync: false none is", hint)]
     path = PurePosixPath(text)
-    if path.parts and not path.is_absolute() and ".." not in path.parts:
+    if path.parts and not path.is_absolute() and ".." not in path.parts and not text.startswith("~"):
         above = [workdir / part for part in path.parents if part.parts]
         if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts):
             return [Mistake(("outputs",), f"outputs {typed(text)} is longer than a file's name may be", "such as out")]
@@ -225,8 +226,9 @@ def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
         return (), [Mistake(("args",), message, "write args as a list, one argument a line")]
 
 
-def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) -> tuple[Run | None, list[Mistake]]:
+def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster: ClusterSpec, around: Around) -> tuple[Run | None, list[Mistake]]:
     document = around.document
+    is_seen = file.sync and not {("workdir",), ("sync",)} & around.wrong and os.path.isdir(workdir)  # else only the nodes have it
     there = [key for key in RUN_KEYS if key in document.values and not document.emptied(key)]
     if len(there) > 1:
         at = document.last([(key,) for key in there])
@@ -238,7 +240,7 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) ->
     if not document.given(*there):
         return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
     if there == ["trainer"]:
-        mistakes = trainer_mistakes(file.trainer, document, around.wrong)
+        mistakes = trainer_mistakes(file.trainer, document, around.wrong, cluster, workdir if is_seen else None)
         if file.args is not None:
             mistakes.append(
                 Mistake(("args",), "args are for a script, a module or a command, not for a trainer", "write the trainer's keys instead")
@@ -246,10 +248,10 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, around: Around) ->
         return file.trainer, mistakes
     args += around.arguments
     if file.script is not None:
-        path, mistakes = _script(file, file.script, workdir, around.wrong)
+        path, mistakes = _script(file, file.script, workdir, around, is_seen=is_seen)
         return Script(path, args), mistakes
     if file.module is not None:
-        return Module(file.module, args), _module_mistakes(file.module)
+        return Module(file.module, args), _module_mistakes(file.module, workdir if is_seen else None)
     if file.command is not None:
         return _command(file.command, args)
     return None, []  # of a wrong type
@@ -263,31 +265,36 @@ _EXAMPLES = {
 }
 
 
-def _script(file: JobFile, text: str, workdir: Path, wrong: Collection[Place]) -> tuple[str, list[Mistake]]:
+def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen: bool) -> tuple[str, list[Mistake]]:
     """The script as the nodes find it, and what is wrong; a workdir that is only on the nodes cannot be looked into."""
     at = ("script",)
     relative = Path(text).relative_to(workdir) if file.sync and Path(text).is_relative_to(workdir) else Path(text)
     path = f"./{relative}" if str(relative).startswith("-") else str(relative)  # Python would take it for an option
     if not text.strip():
         return path, [Mistake(at, "script is empty", "such as `script: train.py`")]
-    if not file.sync or ("workdir",) in wrong or ("sync",) in wrong or not os.path.isdir(workdir):
+    if not is_seen:
         return path, []
     if relative.is_absolute() or ".." in relative.parts:
         hint = "only workdir is brought to the nodes: let workdir name a folder that holds the script"
-        return path, [Mistake(at, f"script {text} lies outside of workdir", hint)]
+        return path, [Mistake(at, f"script {typed(text)} lies outside of workdir", hint)]
     found = workdir / relative
     if os.path.isfile(found):
-        return path, []
+        is_this = os.path.exists(around.path) and os.path.samefile(found, around.path)
+        return path, [Mistake(at, f"script {typed(text)} is this job file", "name a Python file")] if is_this else []
     if os.path.exists(found):
-        return path, [Mistake(at, f"script {text} is not a file", "name a Python file")]
-    if os.path.isfile(workdir / text.split()[0]):
-        return path, [Mistake(at, f"script {text} is not there", f"write `script: {text.split()[0]}` and what follows it under args")]
-    return path, [Mistake(at, f"script {text} is not there", nearest_file(str(found)) or f"it is looked for in {found.parent}")]
+        return path, [Mistake(at, f"script {typed(text)} is not a file", "name a Python file")]
+    first, *rest = text.split()
+    if os.path.isfile(workdir / first):
+        hint = f"write `script: {first}`" + (" and what follows it under args" if rest else "")
+        return path, [Mistake(at, f"script {typed(text)} is not there", hint)]
+    hint = nearest_file(str(found), other_than=str(around.path)) or f"it is looked for in {found.parent}"
+    return path, [Mistake(at, f"script {typed(text)} {not_there(found)}", hint)]
 
 
-def _module_mistakes(name: str) -> list[Mistake]:
+def _module_mistakes(name: str, workdir: Path | None) -> list[Mistake]:
     if all(part.isidentifier() for part in name.split(".")) and not name.endswith(".py"):
-        return []
+        missing = None if workdir is None else missing_main(name, workdir)
+        return [] if missing is None else [Mistake(("module",), f"module: {missing[0]}", missing[1])]
     hint = f"write `script: {name}` for a file" if name.endswith(".py") else "such as my_package.train, as after python -m"
     return [Mistake(("module",), f"{typed(name)} is no module's name", hint)]
 

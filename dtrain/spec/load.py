@@ -16,7 +16,7 @@ from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterFile, ClusterSpec, cluster_spec, this_machine
 from dtrain.spec.document import Document, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
-from dtrain.spec.mistake import Mistake, nearest_file, typed
+from dtrain.spec.mistake import Mistake, nearest_file, not_there, typed
 from dtrain.spec.override import Overrides, Setting, overridden, read_settings, selected
 from dtrain.spec.shape import fit, keys_at
 
@@ -24,6 +24,7 @@ _JOB = TypeAdapter(JobFile)
 _CLUSTER = TypeAdapter(ClusterFile)
 _JOB_EXAMPLE = "script: train.py"
 _CLUSTER_EXAMPLE = "instances: [node1, node2]"
+_HAS_INSTANCES = f"a cluster file has instances: `{_CLUSTER_EXAMPLE}`"
 _AS_IT_STANDS = Overrides()
 _THIS_MACHINE = Document("", {"instances": "1"}, {}, frozenset({("instances",)}))  # what is meant where no cluster is named
 
@@ -67,12 +68,17 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
 def load_cluster(path: Path, settings: Sequence[Setting] = ()) -> ClusterSpec:
     """Raises SpecError: all that is wrong with the file, and with what is set in it."""
     document = read_document(path, example=_CLUSTER_EXAMPLE)
-    run_keys = [key for key in RUN_KEYS if key in document.values]
-    if run_keys and "instances" not in document.values:
-        mistake = Mistake(
-            (run_keys[0],), "this is a job file; a cluster file is wanted", f"a cluster file has instances: `{_CLUSTER_EXAMPLE}`"
-        )
-        raise SpecError(document.problems([mistake]))
+    if (run_key := _job_key(document)) is not None:
+        raise SpecError(document.problems([Mistake((run_key,), "this is a job file; a cluster file is wanted", _HAS_INSTANCES)]))
+    return _cluster_at(path, document, settings)
+
+
+def _job_key(document: Document) -> str | None:
+    """One that only a job file has, where it is no cluster file."""
+    return None if "instances" in document.values else next((key for key in RUN_KEYS if key in document.values), None)
+
+
+def _cluster_at(path: Path, document: Document, settings: Sequence[Setting]) -> ClusterSpec:
     document, problems = overridden(document, settings)
     absolute = _absolute(path)
     return _cluster_in(document, absolute, absolute.parent, problems)
@@ -179,27 +185,39 @@ def _cluster_of(
 ) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
     """The cluster, what is wrong in the job file about it, and what is wrong in the cluster's own file."""
     at = ("cluster",)
+    inline = this_machine()
+    mistakes: list[Mistake] = []
     if isinstance(file.cluster, ClusterFile):
-        spec, mistakes = cluster_spec(file.cluster, at, path=None, folder=around.path.parent)
-        return (spec, mistakes, []) if override is None else _cluster_file(override, mistakes, settings)
+        inline, mistakes = cluster_spec(file.cluster, at, path=None, folder=around.path.parent)
     if override is not None:
-        return _cluster_file(override, [], settings)
+        cluster, wrong, problems = _cluster_file(override, str(override), around, settings)
+        return cluster, mistakes, problems + [Problem(InOption("--cluster"), *each) for each in wrong]
+    if isinstance(file.cluster, ClusterFile):
+        return inline, mistakes, []
     if not file.cluster:
         is_empty = ("cluster" in around.document.values and not around.document.given(*at)) or file.cluster == ""
         hint = "name a cluster file, or remove the key to train on this machine"
-        wrong = is_empty and not around.document.emptied(*at)
-        return this_machine(), [Mistake(at, "cluster is empty", hint)] if wrong else [], []
+        is_wrong = is_empty and not around.document.emptied(*at)
+        return this_machine(), [Mistake(at, "cluster is empty", hint)] if is_wrong else [], []
     path = Path(around.document.shown).parent / os.path.expanduser(file.cluster)
+    cluster, wrong, problems = _cluster_file(path, file.cluster, around, settings)
+    return cluster, [Mistake(at, *each) for each in wrong], problems
+
+
+def _cluster_file(
+    path: Path, shown: str, around: Around, settings: Sequence[Setting]
+) -> tuple[ClusterSpec, list[tuple[str, str]], list[Problem]]:
+    """The cluster, why that is no cluster file (message, hint), and what is wrong in it."""
     if os.path.isdir(path):
-        return this_machine(), [Mistake(at, f"the cluster {typed(file.cluster)} is a folder", "name a file in it")], []
+        return this_machine(), [(f"the cluster {typed(shown)} is a folder", "name a file in it")], []
     if not os.path.exists(path):
-        hint = nearest_file(str(path)) or f"a path relative to {around.path.parent}, or a mapping with instances"
-        return this_machine(), [Mistake(at, f"the cluster file {typed(file.cluster)} is not there", hint)], []
-    return _cluster_file(path, [], settings)
-
-
-def _cluster_file(path: Path, mistakes: list[Mistake], settings: Sequence[Setting]) -> tuple[ClusterSpec, list[Mistake], list[Problem]]:
+        looked_for = f"it is looked for in {path.parent.absolute()}, and has instances: `{_CLUSTER_EXAMPLE}`"
+        hint = nearest_file(str(path), other_than=around.document.shown) or looked_for
+        return this_machine(), [(f"the cluster file {typed(shown)} {not_there(path)}", hint)], []
     try:
-        return load_cluster(path, settings), mistakes, []
+        document = read_document(path, example=_CLUSTER_EXAMPLE)
+        if _job_key(document) is not None:
+            return this_machine(), [(f"the cluster {typed(shown)} is a job file", _HAS_INSTANCES)], []
+        return _cluster_at(path, document, settings), [], []
     except SpecError as error:
-        return this_machine(), mistakes, list(error.problems)
+        return this_machine(), [], list(error.problems)

@@ -59,10 +59,24 @@ def misspelt(keys: Collection[str], at: Place, wrong: Collection[Place]) -> bool
     return any(len(place) > len(at) and place[:-1] == at and nearest(str(place[-1]), keys) for place in wrong)
 
 
-def nearest_file(path: str) -> str | None:
-    """`did you mean 'train.py'?`, from the folder that path names."""
+def nearest_file(path: str, *, other_than: str = "") -> str | None:
+    """`did you mean 'train.py'?`, from the folder that path names; `other_than` is a file that cannot be meant."""
     folder, name = os.path.split(path)
-    return nearest(name, _files_in(folder or "."))
+    stem, ending = os.path.splitext(name)
+    files = [file for file in _files_in(folder or ".") if file != name and os.path.join(folder, file) != other_than]
+    alike = [file.removesuffix(ending) for file in files if file.endswith(ending)]  # what all of these share makes none nearer
+    found = nearest_word(stem, alike)
+    if found is not None:
+        return f"did you mean '{found}{ending}'?"
+    return nearest(name, [file for file in files if not (ending and file.endswith(ending))])
+
+
+def not_there(path: str | os.PathLike[str]) -> str:
+    """How a path is absent: `is not there`, or a link is there and what it points to is not."""
+    try:
+        return f"is a link to {typed(os.readlink(path))}, which is not there"
+    except (OSError, ValueError):
+        return "is not there"
 
 
 def _files_in(folder: str) -> Sequence[str]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
+from dtrain.spec.cluster import ClusterSpec
 from dtrain.spec.document import Document
 from dtrain.spec.mistake import Mistake, Place, misspelt, named
+from dtrain.spec.modules import missing_module
 from dtrain.trainers.config import PipelineConfig, TrainerConfig
 from dtrain.trainers.errors import TargetError
-from dtrain.trainers.layout import few_micro_batches
+from dtrain.trainers.layout import few_micro_batches, fitting_stages
 from dtrain.trainers.schedule import fewest_micro_batches, predicted_bubble
-from dtrain.trainers.zoo import MODELS, Kind, target_of
+from dtrain.trainers.zoo import DATASETS, MODELS, Kind, target_of
 
 
-def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: Collection[Place]) -> list[Mistake]:
-    """`wrong` are the places that are known to be; trainer is None where too little remains without them."""
+def trainer_mistakes(
+    trainer: TrainerConfig | None, document: Document, wrong: Collection[Place], cluster: ClusterSpec, workdir: Path | None
+) -> list[Mistake]:
+    """What is wrong under `trainer`.
+
+    Args:
+        trainer: None where too little remains without what is wrong.
+        wrong: the places that are known to be.
+        cluster: this machine where nothing better is known.
+        workdir: None where it cannot be looked into.
+    """
     mistakes: list[Mistake] = []
     if isinstance(document.values["trainer"], dict):
         mistakes += _one_of(("trainer",), ("epochs", "iterations"), "it says how long to train", document, wrong)
@@ -24,8 +36,9 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
         return mistakes
     batch = trainer.batch
     mistakes += [
-        *_target_mistakes("model", trainer.model),
-        *_target_mistakes("data", trainer.data),
+        *_target_mistakes("model", trainer.model, workdir),
+        *_target_mistakes("data", trainer.data, workdir),
+        *_pair_mistakes(trainer, document),
         *_at_least_1(("trainer", "epochs"), trainer.epochs),
         *_at_least_1(("trainer", "iterations"), trainer.iterations),
         *_at_least_1(("trainer", "batch", "global"), batch.global_),
@@ -33,7 +46,7 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
         *_at_least_1(("trainer", "batch", "micro_batches"), batch.micro_batches),
     ]
     if trainer.pipeline is not None:
-        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document, wrong)
+        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document, wrong, cluster)
     if trainer.learning_rate <= 0:
         mistakes.append(
             Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}", "such as 0.1")
@@ -43,14 +56,16 @@ def trainer_mistakes(trainer: TrainerConfig | None, document: Document, wrong: C
     return mistakes
 
 
-def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, document: Document, wrong: Collection[Place]) -> list[Mistake]:
+def _pipeline_mistakes(
+    trainer: TrainerConfig, pipeline: PipelineConfig, document: Document, wrong: Collection[Place], cluster: ClusterSpec
+) -> list[Mistake]:
     at = ("trainer", "pipeline", "stages")
     if pipeline.stages < 1:
         return _at_least_1(at, pipeline.stages)
     mistakes: list[Mistake] = []
     if trainer.model in MODELS and pipeline.stages > (most := len(MODELS[trainer.model].layers)):
         message = f"{named(at)} is {pipeline.stages}, and {trainer.model} has {most} layers to make stages of"
-        mistakes.append(Mistake(at, message, f"at most {most}"))
+        return [Mistake(at, message, _stages_that_fit(trainer, cluster) or f"at most {most}")]
     micro_batches, least = trainer.batch.micro_batches, fewest_micro_batches(pipeline.schedule, pipeline.stages)
     if 1 <= micro_batches < least:
         good = 4 * pipeline.stages
@@ -70,12 +85,32 @@ def _pipeline_mistakes(trainer: TrainerConfig, pipeline: PipelineConfig, documen
     return mistakes
 
 
-def _target_mistakes(key: Kind, name: str) -> list[Mistake]:
+def _stages_that_fit(trainer: TrainerConfig, cluster: ClusterSpec) -> str | None:
+    """None where that depends on how many GPUs the nodes have."""
+    cluster_size = cluster.size
+    if cluster_size is None:
+        return None
+    layers, dataset = MODELS[trainer.model].layers, DATASETS.get(trainer.data)
+    return fitting_stages(trainer, cluster_size=cluster_size, layers=layers, num_examples=dataset.num_train if dataset else None)
+
+
+def _target_mistakes(key: Kind, name: str, workdir: Path | None) -> list[Mistake]:
     try:
-        target_of(key, name)
+        target = target_of(key, name)
     except TargetError as error:
         return [Mistake(("trainer", key), f"trainer.{error.message}", error.hint)]
-    return []
+    missing = None if workdir is None or target != name else missing_module(name.partition(":")[0], workdir)
+    return [] if missing is None else [Mistake(("trainer", key), f"trainer.{key}: {missing[0]}", missing[1])]
+
+
+def _pair_mistakes(trainer: TrainerConfig, document: Document) -> list[Mistake]:
+    """Of a user's own model or data nobody knows before it runs."""
+    if trainer.model not in MODELS or trainer.data not in DATASETS or trainer.data == (fits := MODELS[trainer.model].data):
+        return []
+    at = document.last([("trainer", "model"), ("trainer", "data")])
+    models = " or ".join(name for name, builtin in MODELS.items() if builtin.data == trainer.data)
+    hint = f"write `data: {fits}`, or `model: {models}`"
+    return [Mistake(at, f"the model {trainer.model} reads {fits}, and cannot train on {trainer.data}", hint)]
 
 
 def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:

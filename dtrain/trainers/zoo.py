@@ -23,6 +23,7 @@ class BuiltinModel:
     """A model whose layers are known without building it, so that a plan can show the stages of a pipeline."""
 
     target: str
+    data: str  # the built-in data set that it reads
     layers: tuple[Layer, ...]
 
 
@@ -38,6 +39,7 @@ class BuiltinDataset:
 MODELS: dict[str, BuiltinModel] = {
     "digits_cnn": BuiltinModel(
         "dtrain.trainers.digits:digits_cnn",
+        "digits",
         (
             Layer("conv1", 160),
             Layer("relu1", 0),
@@ -52,6 +54,7 @@ MODELS: dict[str, BuiltinModel] = {
     ),
     "gpt": BuiltinModel(
         "dtrain.trainers.gpt:gpt",
+        "text",
         (Layer("embed", 20480), *(Layer(f"block{number}", 49984) for number in range(4)), Layer("head", 16768)),
     ),
 }
@@ -74,9 +77,12 @@ def target_of(kind: Kind, name: str) -> str:
         return targets[name]
     module, colon, function = name.partition(":")
     if not colon:
-        close = difflib.get_close_matches(name, targets, n=1)
+        close = difflib.get_close_matches(name.lower(), targets, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(sorted(targets))}; your own is package.module:function"
         raise TargetError(f"{kind}: there is no built-in '{name}'", hint=hint)
+    if module.endswith(".py"):
+        own = f"{module.removesuffix('.py').replace('/', '.')}:{function}"
+        raise TargetError(f"{kind}: '{name}' names a file, and a module is wanted", hint=f"write {own}")
     if not all(part.isidentifier() for part in [*module.split("."), function]):
         raise TargetError(f"{kind}: '{name}' is not of the form package.module:function", hint="for example my_task:build")
     return name

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.net
         ("", "job.yaml:1:1", "the file is empty"),
         ("script: [", "job.yaml:1:10", "not YAML"),
         ("adress: x\nscript: train.py\n", "job.yaml:1:1", "unknown key 'adress'"),
-        ("script: trian.py\n", "job.yaml:1:1", "script trian.py is not there"),
+        ("script: trian.py\n", "job.yaml:1:1", "script 'trian.py' is not there"),
         ("script: train.py\ncluster: lab.yaml\n", "job.yaml:2:1", "'lab.yaml' is not there"),
     ],
 )
@@ -155,7 +155,7 @@ def test_mistakes_are_data_for_scripts(workspace: Workspace) -> None:
     assert (told["schema_version"], told["num_mistakes"], len(told["mistakes"])) == (1, 32, 20)
     assert told["mistakes"][0] == {
         "where": {"file": "job.yaml", "line": 1, "column": 1},
-        "message": "script trian.py is not there",
+        "message": "script 'trian.py' is not there",
         "hint": "did you mean 'train.py'?",
     }
     assert result.err.count("unknown key") == 19 and result.err.endswith("and 12 more mistakes\n")

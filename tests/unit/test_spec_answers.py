@@ -42,6 +42,13 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [{host: a, activate: x}]", "job.yaml:3:25", "activate is not supported yet", "`python`"),
     (T + ", checkpoint: {every: 5}}", "job.yaml:1:55", "checkpoint is not supported yet", "script of your own"),
     (T + ", data_parallel: fsdp}", "job.yaml:1:55", "trainer.data_parallel: fsdp is not supported yet", "ddp"),
+    (T + ", data_parallel: {mode: ddp}}", "job.yaml:1:55", "trainer.data_parallel: a mapping is not supported yet", "`data_parallel: ddp`"),
+    (
+        "trainer: {model: {target: 'a:b', args: {n: 1}}, data: digits, epochs: 1}",
+        "job.yaml:1:11",
+        "trainer.model: a mapping is not supported yet",
+        "`model: my_models:build`",
+    ),
     # missing, doubled and exclusive keys
     ("name: x", "job.yaml:1:1", "nothing says what to run", "script: train.py"),
     ("trainer: {model: digits_cnn, epochs: 1}", "job.yaml:1:1", "trainer lacks the key 'data'", "add it"),
@@ -60,13 +67,46 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (S + "grace: '30'", "job.yaml:2:1", "grace must be a number, not '30'", "remove the quotes"),
     (T + ", learning_rate: fast}", "job.yaml:1:55", "must be a number, not 'fast'", "such as 30, 0.5 or 1e-3"),
     (T + ", pipeline: 2}", "job.yaml:1:55", "trainer.pipeline must be a mapping, not '2'", "key: value"),
-    (S + "env: A=1", "job.yaml:2:1", "env must be a mapping, not 'A=1'", "key: value"),
+    (S + "env: A=1", "job.yaml:2:1", "env must be a mapping, not 'A=1'", "write 'A: 1' below it"),
+    (S + "env:\n  A:1", "job.yaml:2:1", "env must be a mapping, not 'A:1'", "write 'A: 1' below it"),
+    (S + "grace: 08", "job.yaml:2:1", "grace must be a number, not '08'", "write 8"),
+    (S + "workdir:", "job.yaml:2:1", "workdir must be text, but nothing is there", "or remove the key"),
     (S + "secrets: TOKEN", "job.yaml:2:1", "secrets must be a list, not 'TOKEN'", "write [TOKEN]"),
     (S + "cluster: [n1, n2]", "job.yaml:2:1", "cluster must be text or a mapping, not a list", "write cluster: {instances: [n1, n2]}"),
     (S + "launcher: mpiexec", "job.yaml:2:1", "launcher must be 'torchrun', 'mpirun' or 'none'", "did you mean 'mpirun'?"),
     (S + "launcher: torchrn", "job.yaml:2:1", "not 'torchrn'", "did you mean 'torchrun'?"),
     (C + "instances: 1\n  device: gpu", "job.yaml:4:3", "device must be 'auto', 'cuda' or 'cpu', not 'gpu'", "did you mean 'cuda'?"),
     ("trainer: {model: digits_cn, data: digits, epochs: 1}", "job.yaml:1:11", "no built-in 'digits_cn'", "did you mean 'digits_cnn'?"),
+    (C + "instances: two", "job.yaml:3:3", "a whole number or a list, not 'two'", "write [two], or a number in digits"),
+    (C + "instances: a,b", "job.yaml:3:3", "a whole number or a list, not 'a,b'", "write [a, b], or"),
+    (C + "instances: a[1-2] b", "job.yaml:3:3", "not 'a[1-2] b'", 'write ["a[1-2]", b], or'),
+    (C + "instances: {host: a}", "job.yaml:3:3", "a whole number or a list, not a mapping", "one item a line"),
+    (C + "instances: 1\n  gpus_per_instance: 0-3", "job.yaml:4:3", "or 'auto', not '0-3'", "write [0, 1, 2, 3]"),
+    (C + "instances: 1\n  gpus_per_instance: 0,1", "job.yaml:4:3", "or 'auto', not '0,1'", "write [0, 1]"),
+    (C + "instances: 1\n  gpus_per_instance: 1000000", "job.yaml:4:3", "must be from 1 to 1024, not 1000000", "leave it out"),
+    (C + "instances: 1\n  gpus_per_instance: all", "job.yaml:4:3", "or 'auto', not 'all'", "did you mean 'auto'?"),
+    (T + ", seed: 1000000000000000000}", "job.yaml:1:55", "trainer.seed is a number of 19 digits", "at most 18 digits"),
+    # what cannot be trained
+    ("trainer: {model: 'my/nets.py:f', data: digits, epochs: 1}", "job.yaml:1:11", "names a file, and a module is wanted", "my.nets:f"),
+    ("trainer: {model: DIGITS_CNN, data: digits, epochs: 1}", "job.yaml:1:11", "no built-in 'DIGITS_CNN'", "did you mean 'digits_cnn'?"),
+    ("trainer: {model: gpt, data: digits, epochs: 1}", "job.yaml:1:23", "gpt reads text, and cannot train on digits", "`data: text`"),
+    ("trainer: {data: text, model: digits_cnn, epochs: 1}", "job.yaml:1:23", "reads digits, and cannot train on text", "`model: gpt`"),
+    (
+        "trainer: {model: 'pkg.nest:f', data: digits, epochs: 1}",
+        "job.yaml:1:11",
+        "there is no pkg.nest in workdir",
+        "did you mean 'nets.py'?",
+    ),
+    ("trainer: {model: 'train.x:f', data: digits, epochs: 1}", "job.yaml:1:11", "train is a file, not a package", "train.py"),
+    (
+        "trainer: {model: gpt, data: text, epochs: 1, batch: {global: 64, micro_batches: 8}, pipeline: {stages: 7}}\n"
+        "cluster: {instances: 7, gpus_per_instance: 1}",
+        "job.yaml:1:96",
+        "stages is 7, and gpt has 6 layers to make stages of",
+        "stages that fit: 1",
+    ),
+    ("module: pkg.x.y", "job.yaml:1:1", "there is no pkg.x in workdir", "looked for as pkg/x.py"),
+    ("module: pkg", "job.yaml:1:1", "pkg is a package without a __main__.py", "one of the modules in it"),
     # ranges and numbers
     (C + "instances: []", "job.yaml:3:3", "cluster.instances is empty", "list the hosts"),
     (C + "instances: 0", "job.yaml:3:3", "cluster.instances must be from 1 to 4096, not 0", "this machine"),
@@ -76,8 +116,19 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: ['a[1-3']", "job.yaml:3:15", "a bracket without its partner", "trn[01-16].lab"),
     (S + "grace: -1", "job.yaml:2:1", "grace must be from 0 to 86400 seconds, not -1", "30 is usual"),
     (C + "instances: 1\n  ports: 70000-70001", "job.yaml:4:3", "no range of ports", "at most 65535"),
+    (C + "instances: [a]\n  ssh: {proxy_jump: 'a,b'}", "job.yaml:4:9", "names more than one bastion", "dtrain goes through one"),
+    (C + "instances: [a]\n  ssh: {user: a b}", "job.yaml:4:9", "ssh.user 'a b' is no user's name", "the name alone"),
+    (C + "instances: [{host: a, address: 0.0.0.0}]", "job.yaml:3:25", "the address '0.0.0.0' is no machine's", "own"),
+    (C + "instances: [a]\n  ssh: {proxy_jump: 'a:99999'}", "job.yaml:4:9", "proxy_jump 'a:99999' is no bastion", "user@host:port"),
+    (C + "instances: [a]\n  ssh: {proxy_jump: 'a:x'}", "job.yaml:4:9", "proxy_jump 'a:x' is no bastion", "user@host:port"),
+    (
+        C + "instances: [{host: a, address: 'FD00:0::1'}, {host: b, address: 'fd00::1'}]",
+        "job.yaml:3:58",
+        "the address 'fd00::1' stands here a second time",
+        "correct one",
+    ),
     (C + "instances: 1\n  ssh: {port: 0}", "job.yaml:4:9", "ssh.port must be from 1 to 65535, not 0", "22"),
-    (C + "instances: 2\n  gpus_per_instance: 0", "job.yaml:4:3", "gpus_per_instance must be at least 1, not 0", "device: cpu"),
+    (C + "instances: 2\n  gpus_per_instance: 0", "job.yaml:4:3", "gpus_per_instance must be from 1 to 1024, not 0", "device: cpu"),
     (T + ", pipeline: {stages: 3}}", "job.yaml:1:1", "1F1B with 3 stages wants as many micro-batches or more, not 1", "12"),
     # variables, secrets and keys
     (S + "env: {NCCL-DEBUG: INFO}", "job.yaml:2:7", "'NCCL-DEBUG' cannot be a variable's name", "NCCL_DEBUG"),
@@ -99,13 +150,21 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [a]\n  ssh: {identity_file: open}", "job.yaml:4:9", "is open to others, and ssh refuses such a key", "chmod 600 "),
     (C + "instances: [{host: a, ssh: {identity_file: folder}}]", "job.yaml:3:31", "'folder' is not a file", "private key"),
     # paths
-    ("script: trian.py", "job.yaml:1:1", "script trian.py is not there", "did you mean 'train.py'?"),
+    ("script: trian.py", "job.yaml:1:1", "script 'trian.py' is not there", "did you mean 'train.py'?"),
+    ("script: jbo.yaml", "job.yaml:1:1", "script 'jbo.yaml' is not there", "it is looked for in"),
+    ("script: job.yaml", "job.yaml:1:1", "script 'job.yaml' is this job file", "Python file"),
+    ("script: loop", "job.yaml:1:1", "script 'loop' is a link to 'loop', which is not there", "it is looked for in"),
+    ("script: |\n  train.py\n", "job.yaml:1:1", r"script 'train.py\n' is not there", "write `script: train.py`"),
+    (S + "outputs: ~/out", "job.yaml:2:1", "outputs '~/out' is no folder inside workdir", "relative"),
     ("script: ../train.py", "job.yaml:1:1", "lies outside of workdir", "let workdir name a folder"),
-    ("script: folder", "job.yaml:1:1", "script folder is not a file", "Python file"),
+    ("script: folder", "job.yaml:1:1", "script 'folder' is not a file", "Python file"),
     (S + f"outputs: {'x' * 300}", "job.yaml:2:1", "is longer than a file's name may be", "such as out"),
     (S + "workdir: floder", "job.yaml:2:1", "workdir 'floder' is not there", "did you mean 'folder'?"),
     (S + "cluster: lba.yaml", "job.yaml:2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
-    (S + "cluster: other.yaml", "other.yaml:2:1", "this is a job file; a cluster file is wanted", "instances: [node1, node2]"),
+    (S + "cluster: other.yaml", "job.yaml:2:1", "the cluster 'other.yaml' is a job file", "instances: [node1, node2]"),
+    (S + "cluster: job.yaml", "job.yaml:2:1", "the cluster 'job.yaml' is a job file", "instances: [node1, node2]"),
+    (S + "cluster: jbo.yaml", "job.yaml:2:1", "the cluster file 'jbo.yaml' is not there", "it is looked for in"),
+    (S + "cluster: nope.yaml", "job.yaml:2:1", "the cluster file 'nope.yaml' is not there", "it is looked for in"),
     (Path("lab.yaml"), "lab.yaml:1:1", "this is a cluster file; a job file is wanted", "--cluster lab.yaml"),
     # what is no good YAML
     ("env:\n\tA: 1", "job.yaml:2:1", "a tab stands where YAML wants spaces", "indent with spaces"),
@@ -115,17 +174,25 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     ("\ufeffnaem: x\n" + S, "job.yaml:1:1", "unknown key 'naem'", "did you mean 'name'?"),
     (S.encode("utf-16"), "job.yaml:1:1", "byte 0xff is not UTF-8", "save the file as UTF-8"),
     ("name: ü\n".encode("latin-1"), "job.yaml:1:7", "byte 0xfc is not UTF-8", "save the file as UTF-8"),
+    (S + 'args: "--a" --b', "job.yaml:2:13", "a text goes on behind its quotes", "one pair of quotes"),
     (S + "args: a: b", "job.yaml:2:8", "mapping values are not allowed", "quotes"),
     (
         "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9))]),
-        "job.yaml:1:9",
-        "grows without",
+        "job.yaml:6:1",
+        "with a5 the file has more than 50000 values, when its aliases",
+        "write the values out",
+    ),
+    (
+        "\n".join(["a: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 30))]),
+        "job.yaml:20:1",
+        "a19 is nested more than 20 levels deep when its aliases",
         "write the values out",
     ),
     (S + "env: &e {A: *e}", "job.yaml:2:6", "grows without end", "write the values out"),
     (S + "env: {<<: {A: 1}}", "job.yaml:2:7", "merge keys (<<) are not read", "write the keys out"),
     (S + "grace: !!float 3", "job.yaml:2:8", "YAML tags", "remove it"),
     ("", "job.yaml:1:1", "the file is empty", "script: train.py"),
+    ("---\n", "job.yaml:1:1", "the file is empty", "script: train.py"),
     ("- train.py", "job.yaml:1:1", "the file holds a list", "script: train.py"),
     # what is no such file at all
     (Path("jbo.yaml"), "jbo.yaml", "there is no such file", "did you mean 'job.yaml'?"),
@@ -146,6 +213,10 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("lab.yaml").write_text("instances: [a, b]\n")
     Path("other.yaml").write_text("name: other\nscript: train.py\n")
     Path("folder").mkdir()
+    Path("pkg").mkdir()
+    Path("pkg/__init__.py").touch()
+    Path("pkg/nets.py").touch()
+    Path("loop").symlink_to("loop")
     Path("key").touch(mode=0o600)
     Path("open").touch()
     Path("open").chmod(0o644)

@@ -140,7 +140,7 @@ WRONG = [
     ("instances: [{gpus: 1}]", "1:13", "instances[0] lacks the key 'host'", "add it"),
     ("instances: [{host: 'a[1-2]', address: 10.0.0.1}]", "1:30", "one address for 2 hosts", "of its own"),
     ("instances: [{host: a, address: b}]", "1:23", "address 'b' is no IP address", "number"),
-    ("instances: [{host: a, gpus: 0}]", "1:23", "instances[0].gpus must be at least 1, not 0", "device: cpu"),
+    ("instances: [{host: a, gpus: 0}]", "1:23", "instances[0].gpus must be from 1 to 1024, not 0", "device: cpu"),
     ("instances: [{host: a, gpus: on}]", "1:23", "gpus must be a whole number, a list or 'auto', not 'on'", ""),
     ("instances: [{host: a, gpus: [0, x]}]", "1:33", "instances[0].gpus[1] must be a whole number, not 'x'", ""),
     ("instances: 1\ngpus_per_instance: atuo", "2:1", "or 'auto', not 'atuo'", "did you mean 'auto'?"),

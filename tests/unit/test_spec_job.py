@@ -200,31 +200,23 @@ S = "script: train.py\n"
 
 # (what is in job.yaml, where the mistake is, a part of the message, a part of the hint)
 WRONG = [
-    (S + "zzz: x", "2:1", "unknown key 'zzz'", "known here: name, cluster"),
     ("scirpt: train.py", "1:1", "unknown key 'scirpt'", "did you mean 'script'?"),
-    ("name: x", "1:1", "nothing says what to run", "script: train.py"),
     (S + "module: x", "2:1", "script and module stand here", "keep one"),
     ("script:", "1:1", "script is empty", "train.py"),
     ("script: [train.py]", "1:1", "script must be text, not a list", "quotes"),
-    ("script: trian.py", "1:1", "script trian.py is not there", "did you mean 'train.py'?"),
-    ("script: code/mian.py", "1:1", "script code/mian.py is not there", "did you mean 'main.py'?"),
-    ("script: xyz", "1:1", "script xyz is not there", "looked for in"),
+    ("script: code/mian.py", "1:1", "script 'code/mian.py' is not there", "did you mean 'main.py'?"),
+    ("script: xyz", "1:1", "script 'xyz' is not there", "looked for in"),
     ("script: train.py --lr 1", "1:1", "is not there", "under args"),
-    ("script: code", "1:1", "script code is not a file", "Python file"),
-    ("script: ../train.py", "1:1", "outside of workdir", "workdir"),
     ("script: /etc/passwd", "1:1", "outside of workdir", "workdir"),
     ("module: train.py", "1:1", "no module's name", "script: train.py"),
     ("module: a-b", "1:1", "no module's name", "python -m"),
     ("command: ['']", "1:1", "names no program", "accelerate"),
     ("command: []", "1:1", "names no program", "accelerate"),
     ("command: run me\nargs: x", "1:1", "does not use that", '"$@"'),
-    (S + "workdir: cod", "2:1", "workdir 'cod' is not there", "did you mean 'code'?"),
     (S + "workdir: train.py", "2:1", "is not a folder", "folder"),
     (S + "sync: false", "2:1", "wants a workdir that all nodes have", "absolute"),
     (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "DTRAIN_OUTPUT_DIR"),
     (S + "sync: false\nworkdir: code", "3:1", "wants a workdir that all nodes have", "absolute"),
-    (S + "sync: yes", "2:1", "sync must be true or false, not 'yes'", "write true"),
-    (S + "sync: off", "2:1", "sync must be true or false, not 'off'", "write false"),
     (S + "sync:", "2:1", "sync must be true or false, but nothing is there", "remove the key"),
     (S + "outputs: ../out", "2:1", "no folder inside workdir", "relative"),
     (S + "outputs: /out", "2:1", "no folder inside workdir", "relative"),
@@ -240,20 +232,12 @@ WRONG = [
         "launcher: none starts no workers",
         "use torchrun or mpirun",
     ),
-    (S + "launcher: torchrum", "2:1", "not 'torchrum'", "did you mean 'torchrun'?"),
-    (S + "grace: -1", "2:1", "grace must be from 0", "30"),
-    (S + "grace: 12:30", "2:1", "grace must be a number, not '12:30'", ""),
     (S + "grace: .inf", "2:1", "grace must be a number, not '.inf'", ""),
     (S + "grace: 1e999", "2:1", "grace must be a number, not '1e999'", ""),
-    (S + "grace: '30'", "2:1", "grace must be a number, not '30'", "remove the quotes"),
     (S + "env: [A=1]", "2:1", "env must be a mapping, not a list", ""),
-    (S + "env: A=1", "2:1", "env must be a mapping, not 'A=1'", "key: value"),
     (S + "env:\n  A: [1]", "3:3", "env.A must be text, not a list", "quotes"),
     (S + "env:\n  A=B: 1", "3:3", "'A=B' cannot be a variable's name", "A: value"),
     (S + "env:\n  ? ''\n  : 1", "3:5", "cannot be a variable's name", "NAME: value"),
-    (S + "env:\n  NOT_SET:", "3:3", "NOT_SET is not set here", "export NOT_SET"),
-    (S + "secrets:\n- NOT_SET", "3:3", "the secret NOT_SET is not set here", "export NOT_SET"),
-    (S + "secrets: NOT_SET", "2:1", "secrets must be a list, not 'NOT_SET'", "write [NOT_SET]"),
     (S + "secrets: [A=hunter2]", "2:11", "by its name alone", "never stands in a file"),
     (S + "env: {SET: x}\nsecrets: [SET]", "3:11", "SET stands in env too", "remove it"),
     (S + "secrets: [SET, SET]", "2:16", "SET stands here a second time", "remove"),
@@ -262,24 +246,16 @@ WRONG = [
     (S + "args:\n- {a: b}", "3:3", "args[0] must be text, not a mapping", "quotes"),
     (S + "args: {a: b}", "2:1", "args must be text or a list, not a mapping", "quotes"),
     (S + "setup: pip install x", "2:1", "setup is not supported yet", "before the launch"),
-    (S + "device: cpu", "2:1", "unknown key 'device'", "under `cluster:`"),
     (S + "instances: [a]", "2:1", "unknown key 'instances'", "under `cluster:`"),
-    (S + "cluster: lba.yaml", "2:1", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
     (S + "cluster:", "2:1", "cluster is empty", "this machine"),
     (S + "cluster: ''", "2:1", "cluster is empty", "this machine"),
     (S + "cluster: code", "2:1", "the cluster 'code' is a folder", "a file in it"),
-    (S + "cluster: [a, b]", "2:1", "cluster must be text or a mapping, not a list", ""),
     (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "a key of `cluster.instances`"),
-    (S + "cluster: {device: cpu}", "2:1", "cluster lacks the key 'instances'", "add it"),
-    (S + "cluster:\n  instances:\n  - {host: a, adress: 1}", "4:15", "unknown key 'adress'", "did you mean 'address'?"),
     (TRAINER + "args: x", "2:1", "not for a trainer", "keys"),
     ("trainer:", "1:1", "trainer is empty", "model"),
     ("trainer: digits", "1:1", "trainer must be a mapping, not 'digits'", "key: value"),
     ("trainer: {model: digits_cnn, data: digits}", "1:1", "trainer lacks one of epochs and iterations", "how long"),
-    ("trainer: {model: digits_cnn, epochs: 1}", "1:1", "trainer lacks the key 'data'", "add it"),
     ("trainer: {model: digits_cnn, data: digits, epoch: 1}", "1:44", "unknown key 'epoch'", "did you mean 'epochs'?"),
-    ("trainer: {model: digits_cnn, data: digits, epochs: 1, iterations: 2}", "1:55", "both epochs and iterations", "keep one"),
-    ("trainer: {model: digits_cn, data: digits, epochs: 1}", "1:11", "no built-in 'digits_cn'", "did you mean 'digits_cnn'?"),
     ("trainer: {model: digits_cnn, data: cifar, epochs: 1}", "1:30", "no built-in 'cifar'", "package.module:function"),
     ("trainer: {model: 'a:b c', data: digits, epochs: 1}", "1:11", "not of the form package.module:function", "for example"),
 ]
@@ -287,13 +263,10 @@ P4 = "  batch: {global: 64, micro_batches: 4}\n  pipeline: "
 WRONG += [
     ("trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 1\n" + text, where, message, hint)
     for text, where, message, hint in [
-        ("  seed: on", "5:3", "trainer.seed must be a whole number, not 'on'", ""),
         ("  seed: 12:30", "5:3", "trainer.seed must be a whole number, not '12:30'", ""),
-        ("  seed: 08", "5:3", "trainer.seed must be a whole number, not '08'", "write 8"),
         ("  seed: 1.5", "5:3", "trainer.seed must be a whole number, not '1.5'", ""),
         ("  seed: '8'", "5:3", "trainer.seed must be a whole number, not '8'", "remove the quotes"),
         ("  seed: -1", "5:3", "trainer.seed must be at least 0, not -1", ""),
-        ("  seed: 99999999999999999999", "5:3", "trainer.seed must be a whole number", ""),
         ("  learning_rate: 0", "5:3", "trainer.learning_rate must be above 0, not 0", ""),
         ("  learning_rate: fast", "5:3", "trainer.learning_rate must be a number, not 'fast'", ""),
         ("  optimizer: sdg", "5:3", "trainer.optimizer must be 'sgd' or 'adamw', not 'sdg'", "did you mean 'sgd'?"),
@@ -303,7 +276,6 @@ WRONG += [
         ("  batch: {global: 0}", "5:11", "trainer.batch.global must be at least 1, not 0", ""),
         ("  batch: {per_replica: 4, micro_batches: -2}", "5:27", "trainer.batch.micro_batches must be at least 1", ""),
         ("  batch: 64", "5:3", "trainer.batch must be a mapping, not '64'", "key: value"),
-        ("  pipeline: 2", "5:3", "trainer.pipeline must be a mapping, not '2'", "key: value"),
         ("  pipeline: {schedule: 1F1B}", "5:3", "trainer.pipeline lacks the key 'stages'", "add it"),
         ("  pipeline: {stage: 2, stages: 1}", "5:14", "unknown key 'stage'", "did you mean 'stages'?"),
         ("  pipeline: {stages: 0}", "5:14", "trainer.pipeline.stages must be at least 1, not 0", ""),
@@ -380,12 +352,3 @@ def test_an_argument_or_variable_that_is_not_utf8_is_refused() -> None:
     bad = os.fsdecode(b"\xff")
     found = problems("script: train.py\nenv: {A: }\nsecrets: [B]", arguments=(bad,), environ={"A": bad, "B": bad})
     assert [problem.where for problem in found] == ["job.yaml:2:7", "job.yaml:3:11", "-- ARG..."]
-
-
-def test_a_cluster_file_given_as_a_job_says_so() -> None:
-    with pytest.raises(SpecError) as caught:
-        load_job(Path("lab.yaml"))
-    (problem,) = caught.value.problems
-    assert problem.where == "lab.yaml:1:1"
-    assert "this is a cluster file" in problem.message
-    assert "--cluster lab.yaml" in (problem.hint or "")

@@ -60,6 +60,11 @@ def test_a_setting_is_as_if_the_file_said_so() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["a #b", "#b", " a", "a: b", "{a: b}", "[x", "*", "%d", "&x", "!x", "- a", "a\nb", "~", "`x`", "it's"])
+def test_a_variable_is_set_as_it_is_typed(text: str) -> None:
+    assert job("script: train.py", f"env.A={text}").env == {"A": text}
+
+
 def test_an_empty_setting_takes_away_what_the_file_says() -> None:
     assert trainer("trainer.epochs=", "trainer.iterations=7").iterations == 7
     assert job(TRAINER, "trainer=", "script=train.py").run == Script("train.py", ())
@@ -146,6 +151,10 @@ WRONG = [
     ("cluster.instances[1].gpus=2", "--set cluster.instances[1].gpus", "by its number alone", "cluster.instances.1.gpus"),
     ("cluster.instances.1.gpu=2", "--set cluster.instances.1.gpu", "unknown key 'gpu'", "did you mean 'gpus'?"),
     ("cluster.instances=[trn[1-2]]", "--set cluster.instances", "expected ',' or ']'", 'wants quotes: ["trn[01-16].lab"]'),
+    ("cluster.instances=n1,n2", "--set cluster.instances", "not 'n1,n2'", "write [n1, n2]"),
+    ("cluster.instances.0=", "--set cluster.instances.0", "instances[0] cannot be taken out of its list", "--set cluster.instances=[...]"),
+    ("env.A.B=1", "--set env.A.B", "'A.B' cannot be a variable's name", "A_B"),
+    ("name=a #b", "--set name", "what stands behind '#' is a comment", "quotes"),
     ("cluster.instances=[n1, n1]", "--set cluster.instances", "the host 'n1' stands here a second time", "remove one"),
     ("cluster.devise=cpu", "--set cluster.devise", "unknown key 'devise'", "did you mean 'device'?"),
     ("name=a: b", "--set name", "mapping values are not allowed", "quotes"),
@@ -182,8 +191,10 @@ def test_a_wrong_setting_is_answered_at_the_option(setting: str, where: str, mes
         ({"nodes": ""}, "--nodes", "a name is missing", "gpu1,gpu2"),
         ({"nodes": "n[5-1]"}, "--nodes", "'n[5-1]' has the range 5-1, which counts down", "write 1-5"),
         ({"nodes": "n1", "exclude": "n5"}, "--exclude", "--nodes and --exclude stand here", "keep one"),
-        ({"cluster": Path("lba.yaml")}, "lba.yaml", "there is no such file", "did you mean 'lab.yaml'?"),
-        ({"cluster": Path("job.yaml")}, "job.yaml:1:1", "this is a job file; a cluster file is wanted", "instances"),
+        ({"cluster": Path("lba.yaml")}, "--cluster", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
+        ({"cluster": Path("cluster.yaml")}, "--cluster", "the cluster file 'cluster.yaml' is not there", "instances: [node1, node2]"),
+        ({"cluster": Path(".")}, "--cluster", "the cluster '.' is a folder", "name a file in it"),
+        ({"cluster": Path("job.yaml")}, "--cluster", "the cluster 'job.yaml' is a job file", "instances"),
     ],
 )
 def test_a_wrong_option_is_answered_at_the_option(options: dict[str, object], where: str, message: str, hint: str) -> None:
