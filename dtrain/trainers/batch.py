@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -59,20 +60,23 @@ def plan_batches(config: BatchConfig, *, replicas: int, num_examples: int | None
         ValueError: a division leaves a remainder; says the equation and the nearest sizes that work.
     """
     _check_counts(config, replicas)
+    if config.global_ is not None and config.per_replica is not None and config.global_ != replicas * config.per_replica:
+        raise ValueError(_contradiction(config, config.global_, config.per_replica, replicas, num_examples, pad=pad))
     if pad:
         return _padded(config, replicas, num_examples)
     if config.global_ is not None:
         global_batch_size = config.global_
         if global_batch_size % (replicas * config.micro_batches):
-            raise ValueError(_global_remainder(global_batch_size, replicas, config.micro_batches))
+            raise ValueError(_global_remainder(global_batch_size, replicas, config, num_examples))
         per_replica = global_batch_size // replicas
     else:
         assert config.per_replica is not None
         per_replica = config.per_replica
         global_batch_size = replicas * per_replica
         if per_replica % config.micro_batches:
-            nearest = _nearest(per_replica, config.micro_batches)
-            raise ValueError(f"no whole number: {_micro_equation(per_replica, config.micro_batches)}; nearest: {nearest}")
+            sizes = _nearest(per_replica, config.micro_batches, None if num_examples is None else num_examples // replicas)
+            equation = _micro_equation(per_replica, config.micro_batches)
+            raise ValueError(f"no whole number: {equation}; {_hint(sizes, replicas, config.micro_batches)}")
     if num_examples is not None and num_examples < global_batch_size:
         raise ValueError(_too_few_examples(global_batch_size, replicas, config, num_examples))
     return BatchPlan(
@@ -91,9 +95,11 @@ def _padded(config: BatchConfig, replicas: int, num_examples: int | None) -> Bat
     assert global_batch_size is not None
     least = replicas * config.micro_batches
     if global_batch_size < least:
+        most = num_examples if num_examples is not None else least
+        sizes = [] if most < least else [least if config.global_ is not None else config.micro_batches]
         raise ValueError(
             f"global batch {global_batch_size} is less than one example for each of replicas {replicas} x micro-batches "
-            f"{config.micro_batches}; nearest: {least}"
+            f"{config.micro_batches}; {_hint(sizes, replicas, config.micro_batches)}"
         )
     micro_batch_size = -(-global_batch_size // least)
     plan = plan_batches(
@@ -140,33 +146,59 @@ def _check_counts(config: BatchConfig, replicas: int) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name} is {count}; it must be at least 1")
-    if config.global_ is not None and config.per_replica is not None and config.global_ != replicas * config.per_replica:
-        raise ValueError(_contradiction(config.global_, config.per_replica, replicas))
 
 
-def _contradiction(global_batch_size: int, per_replica: int, replicas: int) -> str:
+def _contradiction(
+    config: BatchConfig, global_batch_size: int, per_replica: int, replicas: int, num_examples: int | None, *, pad: bool
+) -> str:
     problem = f"global batch {global_batch_size} is not replicas {replicas} x per-replica {per_replica} = {replicas * per_replica}"
-    exact = "" if global_batch_size % replicas else f", or per_replica {global_batch_size // replicas}"
-    return f"{problem}; leave one of them out, or write global {replicas * per_replica}{exact}"
+    ways = []
+    if _works(replace(config, global_=None), replicas, num_examples, pad=pad):
+        ways.append(f"write global {replicas * per_replica}, or leave it out")
+    if _works(replace(config, per_replica=None), replicas, num_examples, pad=pad):
+        exact = "" if global_batch_size % replicas else f"write per_replica {global_batch_size // replicas}, or "
+        ways.append(f"{exact}leave per_replica out")
+    sizes = _nearest(global_batch_size, replicas * config.micro_batches, num_examples)
+    alone = f"leave per_replica out; {_hint(sizes, replicas, config.micro_batches)}"
+    return f"{problem}; {', or '.join(ways) or alone}"
 
 
-def _global_remainder(global_batch_size: int, replicas: int, micro_batches: int) -> str:
+def _works(config: BatchConfig, replicas: int, num_examples: int | None, *, pad: bool) -> bool:
+    try:
+        plan_batches(config, replicas=replicas, num_examples=num_examples, pad=pad)
+    except ValueError:
+        return False
+    return True
+
+
+def _global_remainder(global_batch_size: int, replicas: int, config: BatchConfig, num_examples: int | None) -> str:
+    micro_batches = config.micro_batches
     equation = f"global batch {global_batch_size} = replicas {replicas} x per-replica {global_batch_size / replicas:g}"
     if global_batch_size % replicas == 0:
         equation += f", {_micro_equation(global_batch_size // replicas, micro_batches)}"
     elif micro_batches > 1:
         equation += f", each of {micro_batches} micro-batches"
-    return f"no whole number: {equation}; nearest: {_nearest(global_batch_size, replicas * micro_batches)}"
+    sizes = _nearest(global_batch_size, replicas * micro_batches, num_examples)
+    both = "" if config.per_replica is None else ", and per_replica to match"
+    return f"no whole number: {equation}; {_hint(sizes, replicas, micro_batches)}{both}"
 
 
 def _micro_equation(per_replica: int, micro_batches: int) -> str:
     return f"per-replica batch {per_replica} = micro-batches {micro_batches} x micro-batch {per_replica / micro_batches:g}"
 
 
-def _nearest(value: int, step: int) -> str:
-    """The multiples of step on both sides of value; 0 is none."""
+def _nearest(value: int, step: int, most: int | None) -> list[int]:
+    """The multiples of step on both sides of value, as far as they are not above `most`; 0 is none."""
     below = value - value % step
-    return ", ".join(str(multiple) for multiple in (below, below + step) if multiple > 0)
+    if most is not None and below > most:
+        below = most - most % step
+    return [multiple for multiple in (below, below + step) if multiple > 0 and (most is None or multiple <= most)]
+
+
+def _hint(sizes: Sequence[int], replicas: int, micro_batches: int) -> str:
+    if sizes:
+        return f"nearest: {', '.join(map(str, sizes))}"
+    return f"{replicas} replicas x {micro_batches} micro-batches need at least {replicas * micro_batches} training examples"
 
 
 def _too_few_examples(global_batch_size: int, replicas: int, config: BatchConfig, num_examples: int) -> str:
@@ -174,8 +206,7 @@ def _too_few_examples(global_batch_size: int, replicas: int, config: BatchConfig
     problem = f"{equation} is more than the {num_examples} training examples"
     step = replicas * config.micro_batches
     largest = num_examples - num_examples % step
-    if largest == 0:
-        return f"{problem}; {replicas} replicas x {config.micro_batches} micro-batches need at least {step}"
-    if config.global_ is None:
+    if largest and config.global_ is None:
         return f"{problem}; nearest per-replica batch: {largest // replicas}"
-    return f"{problem}; nearest: {largest}"
+    both = "" if config.per_replica is None else ", and per_replica to match"
+    return f"{problem}; {_hint([largest] if largest else [], replicas, config.micro_batches)}{both}"

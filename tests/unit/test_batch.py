@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from dtrain.trainers.batch import BatchPlan, indices, plan_batches
@@ -64,7 +68,7 @@ def test_the_plan_of_a_batch(config: BatchConfig, replicas: int, num_examples: i
             4,
             5,
             "global batch 8 = replicas 4 x per-replica 2 is more than the 5 training examples; "
-            "4 replicas x 2 micro-batches need at least 8",
+            "4 replicas x 2 micro-batches need at least 8 training examples",
         ),
         (
             BatchConfig(),
@@ -76,13 +80,20 @@ def test_the_plan_of_a_batch(config: BatchConfig, replicas: int, num_examples: i
             BatchConfig(global_=8, per_replica=4),
             4,
             None,
-            "global batch 8 is not replicas 4 x per-replica 4 = 16; leave one of them out, or write global 16, or per_replica 2",
+            "global batch 8 is not replicas 4 x per-replica 4 = 16; "
+            "write global 16, or leave it out, or write per_replica 2, or leave per_replica out",
         ),
         (
             BatchConfig(global_=8, per_replica=4),
             3,
             None,
-            "global batch 8 is not replicas 3 x per-replica 4 = 12; leave one of them out, or write global 12",
+            "global batch 8 is not replicas 3 x per-replica 4 = 12; write global 12, or leave it out",
+        ),
+        (
+            BatchConfig(global_=9, per_replica=2, micro_batches=4),
+            2,
+            100,
+            "global batch 9 is not replicas 2 x per-replica 2 = 4; leave per_replica out; nearest: 8, 16",
         ),
         (BatchConfig(global_=0), 1, None, "global is 0; it must be at least 1"),
         (BatchConfig(global_=8, micro_batches=0), 1, None, "micro_batches is 0; it must be at least 1"),
@@ -92,6 +103,21 @@ def test_a_remainder_is_an_error_with_what_works(config: BatchConfig, replicas: 
     with pytest.raises(ValueError) as error:
         plan_batches(config, replicas=replicas, num_examples=num_examples)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_every_size_that_is_offered_works(pad: bool) -> None:
+    num_offered = 0
+    for size, replicas, micro_batches, num_examples in product(range(1, 20), range(1, 5), range(1, 4), (5, 12, None)):
+        for key in ("global_", "per_replica"):
+            config = BatchConfig(**{key: size}, micro_batches=micro_batches)
+            try:
+                plan_batches(config, replicas=replicas, num_examples=num_examples, pad=pad)
+            except ValueError as error:
+                for other in map(int, re.findall(r"\d+", str(error).partition("; nearest")[2])):
+                    plan_batches(replace(config, **{key: other}), replicas=replicas, num_examples=num_examples, pad=pad)
+                    num_offered += 1
+    assert num_offered > 100
 
 
 def test_the_plan_says_its_equation() -> None:
