@@ -153,6 +153,9 @@ def _set(values: dict[str, Value], setting: Setting) -> Place:
             holder[key] = setting.value  # type: ignore[index]
             break
         inside: Value = holder.get(part) if isinstance(holder, dict) else holder[key]  # type: ignore[index]
+        if inside is None and _INDEX.fullmatch(following):
+            hint = f"set it as a whole: {setting.option.removesuffix(f'.{following}')}=[...]"
+            raise _NoSuchPlace(f"no {named(tuple(at))} is there, to set an item of", hint)
         if inside is None:
             inside = {}
         elif isinstance(inside, str) and at[-2:-1] == ["instances"]:

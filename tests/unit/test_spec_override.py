@@ -153,6 +153,7 @@ WRONG = [
     ("cluster.instances=[trn[1-2]]", "--set cluster.instances", "expected ',' or ']'", 'wants quotes: ["trn[01-16].lab"]'),
     ("cluster.instances=n1,n2", "--set cluster.instances", "not 'n1,n2'", "write [n1, n2]"),
     ("cluster.instances.0=", "--set cluster.instances.0", "instances[0] cannot be taken out of its list", "--set cluster.instances=[...]"),
+    ("args.0=x", "--set args.0", "no args is there, to set an item of", "--set args=[...]"),
     ("env.A.B=1", "--set env.A.B", "'A.B' cannot be a variable's name", "A_B"),
     ("name=a #b", "--set name", "what stands behind '#' is a comment", "quotes"),
     ("cluster.instances=[n1, n1]", "--set cluster.instances", "the host 'n1' stands here a second time", "remove one"),
