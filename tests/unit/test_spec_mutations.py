@@ -238,11 +238,16 @@ ssh = st.fixed_dictionaries(
 instances = st.lists(
     st.fixed_dictionaries(
         {"host": st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True)},
-        optional={"gpus": gpus, "address": st.just("10.0.0.5"), "python": st.just("/opt/py/bin/python"), "ssh": ssh},
+        optional={
+            "gpus": gpus,
+            "address": st.sampled_from(("10.0.0.5", "10.0.0.6", "fd00::5")),
+            "python": st.just("/opt/py/bin/python"),
+            "ssh": ssh,
+        },
     ),
     min_size=1,
     max_size=4,
-    unique_by=lambda item: str(item["host"]),
+    unique_by=(lambda item: str(item["host"]), lambda item: str(item.get("address", item["host"]))),
 )
 common = {
     "device": st.sampled_from(("auto", "cuda", "cpu")),
