@@ -332,18 +332,18 @@ def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]
 
 
 def _jump_mistakes(text: str, at: Place) -> list[Mistake]:
-    if "," in text:
-        hint = "dtrain goes through one: name the one that reaches the instances"
-        return [Mistake(at, f"{named(at)} {typed(text)} names more than one bastion", hint)]
+    hint = "write host or user@host:port, or several as a,b; none goes through no bastion"
+    return [Mistake(at, f"{named(at)} {typed(text)} is no bastion", hint)] if not all(map(_is_bastion, text.split(","))) else []
+
+
+def _is_bastion(text: str) -> bool:
     place = text.removeprefix("ssh://").rpartition("@")[2]
+    if re.search(r"\s", text):
+        return False
     if place.count(":") > 1 and not place.startswith("["):
-        is_right = _is_address(place)
-    else:
-        found = re.fullmatch(r"(\[[^\]]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([1-9][0-9]{0,4}))?", place)
-        is_right = found is not None and int(found[2] or 22) <= 65535 and (found[1][0] != "[" or _is_address(found[1][1:-1]))
-    if is_right and not re.search(r"\s", text):
-        return []
-    return [Mistake(at, f"{named(at)} {typed(text)} is no bastion", "write host or user@host:port; none goes through no bastion")]
+        return _is_address(place)
+    found = re.fullmatch(r"(\[[^\]]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([1-9][0-9]{0,4}))?", place)
+    return found is not None and int(found[2] or 22) <= 65535 and (found[1][0] != "[" or _is_address(found[1][1:-1]))
 
 
 def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:

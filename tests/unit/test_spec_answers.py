@@ -116,7 +116,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: ['a[1-3']", "job.yaml:3:15", "a bracket without its partner", "trn[01-16].lab"),
     (S + "grace: -1", "job.yaml:2:1", "grace must be from 0 to 86400 seconds, not -1", "30 is usual"),
     (C + "instances: 1\n  ports: 70000-70001", "job.yaml:4:3", "no range of ports", "at most 65535"),
-    (C + "instances: [a]\n  ssh: {proxy_jump: 'a,b'}", "job.yaml:4:9", "names more than one bastion", "dtrain goes through one"),
+    (C + "instances: [a]\n  ssh: {proxy_jump: 'a,,b'}", "job.yaml:4:9", "'a,,b' is no bastion", "or several as a,b"),
     (C + "instances: [a]\n  ssh: {user: a b}", "job.yaml:4:9", "ssh.user 'a b' is no user's name", "the name alone"),
     (C + "instances: [{host: a, address: 0.0.0.0}]", "job.yaml:3:25", "the address '0.0.0.0' is no machine's", "own"),
     (C + "instances: [a]\n  ssh: {proxy_jump: 'a:99999'}", "job.yaml:4:9", "proxy_jump 'a:99999' is no bastion", "user@host:port"),
