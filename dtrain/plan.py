@@ -56,6 +56,9 @@ class NodePlan:
     num_gpus: int | None  # or CPU workers: what counts for the cluster size; None until the node said it
     mpirun: str
     mpi_daemon: str
+    activate: str | None = None  # lines for bash, in whose environment all of it runs
+    python_version: str = "<version>"
+    torch_version: str = "<version>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,9 @@ def make_plan(
                 num_gpus=choice.count,
                 mpirun=found.mpirun if found else "<mpirun>",
                 mpi_daemon=found.mpi_daemon if found else "<orted>",
+                activate=instance.activate,
+                python_version=found.python_version if found else "<version>",
+                torch_version=found.torch_version if found else "<version>",
             )
         )
     cluster_size = None if any(choice.count is None for choice in choices) else rank
@@ -161,7 +167,7 @@ def python_of(instance: Instance) -> str:
     """The interpreter that a node's workers are to run under: a path, or a name on its PATH."""
     if instance.python is not None:
         return instance.python
-    return sys.executable if instance.host is None else "python3"
+    return sys.executable if instance.host is None and instance.activate is None else "python3"
 
 
 def describe_run(run: Run) -> str:

@@ -169,18 +169,16 @@ def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts
     instances = {instance.name: instance for instance in spec.cluster.instances}
 
     def ask(node: str, link: Link) -> wire.NodeFacts:
-        python = python_of(instances[node])
-        reply = link.ask(wire.Probe(python, mpi=spec.launcher == "mpirun"))
+        instance = instances[node]
+        reply = link.ask(wire.Probe(python_of(instance), mpi=spec.launcher == "mpirun", activate=instance.activate))
         assert isinstance(reply, wire.NodeFacts)
-        _check_python(node, python, reply)
+        _check_torch(node, reply)
         return reply
 
     return _on_all(links, ask)
 
 
-def _check_python(node: str, wanted: str, facts: wire.NodeFacts) -> None:
-    if not facts.python:
-        raise PreflightFailed(f"{node}: there is no Python at {wanted}", hint="set python: in the cluster file to one that has torch")
+def _check_torch(node: str, facts: wire.NodeFacts) -> None:
     if not facts.torch_version:
         raise PreflightFailed(
             f"{node}: torch is not installed for {facts.python}",

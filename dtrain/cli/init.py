@@ -64,6 +64,7 @@ instances:                    # hosts, addresses, Host aliases of ~/.ssh/config,
 _CLUSTER_REST = """\
 gpus_per_instance: auto       # all; or a number of free ones, or a list of indices. Without a GPU auto is 2 CPU workers
 # python: /opt/conda/bin/python   # the one that has torch; default: python3 of the node's PATH
+# activate: source /opt/conda/bin/activate train   # or what else makes a node ready, such as module load
 # ssh: {user: ubuntu, identity_file: ~/.ssh/id_ed25519, proxy_jump: bastion, host_keys: accept-new}
 # network: 10.0.0.0/8         # or an interface that all have; default: what the nodes prove to each other
 # ports: 29500-29599          # where a firewall leaves a window

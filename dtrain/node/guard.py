@@ -31,6 +31,9 @@ def main(argv: list[str]) -> int:
         return 1  # the session ended before it said what to do
     order = received[0]
     assert isinstance(order, wire.Prepare)
+    if order.environ is not None:  # for what we start; that we were not started in it keeps its libraries out of this Python
+        os.environ.clear()
+        os.environ.update(order.environ)
     watch_listener = None if watch_fd < 0 else socket.socket(fileno=watch_fd)
     inherited = agent.Inherited(folder.listen(), watch_listener, tuple(gpu_locks))
     folder.unsettle()

@@ -8,32 +8,45 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from typing import Optional
 
 from dtrain.node import gpus
 from dtrain.node.addresses import addresses
 from dtrain.node.folder import NodeDir
-from dtrain.node.wire import NodeFacts, Probe
+from dtrain.node.preparation import Refused
+from dtrain.node.wire import Failed, NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
 _MPIRUN_TIMEOUT_S = 10.0
+_OLDEST = (3, 9)  # of worker.py
 
 # Runs under the workers' interpreter. torch says its version in a file of its own; importing it would take seconds.
 _ASK_PYTHON = """
-import importlib.util, json, re, sys
+import json, sys
+version = "%d.%d.%d" % sys.version_info[:3]
+if sys.version_info < (3, 9):
+    sys.exit(print(json.dumps([version, ""])))
+import importlib.util, re
 found = importlib.util.find_spec("torch")
 torch = ""
 if found is not None and found.submodule_search_locations:
     with open(found.submodule_search_locations[0] + "/version.py") as file:
         match = re.search(r"^__version__ = ['\\"](.*)['\\"]", file.read(), re.M)
     torch = match.group(1) if match else "unknown"
-print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], torch]))
+print(json.dumps([version, torch]))
 """
 
 
-def facts(order: Probe, node_dir: NodeDir, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
-    python, python_version, torch_version = _ask_python(order.python)
-    mpirun = shutil.which("mpirun") if order.mpi else None
+def facts(order: Probe, environ: Mapping[str, str], node_dir: NodeDir, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
+    """Args:
+        environ: in which the job will run.
+
+    Raises:
+        Refused: there is no Python that could run the workers.
+    """
+    python, python_version, torch_version = _ask_python(order.python, environ)
+    mpirun = shutil.which("mpirun", path=environ.get("PATH")) if order.mpi else None
     return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
@@ -47,31 +60,40 @@ def facts(order: Probe, node_dir: NodeDir, *, bundle: str, job_folder: str, outp
         output_dir=output_dir,
         mpirun=mpirun or "",
         mpi_daemon=_mpi_daemon(mpirun),
-        mpi_version=_mpi_version(mpirun),
+        mpi_version=_mpi_version(mpirun, environ),
     )
 
 
-def _ask_python(python: str) -> tuple[str, str, str]:
-    """Path, version and torch version of an interpreter; empty texts where it is missing or does not run."""
-    path = shutil.which(os.path.expanduser(python))
+def _ask_python(python: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Path, version and torch version ("" where it has none) of an interpreter."""
+    searched = environ.get("PATH", os.defpath)
+    path = shutil.which(os.path.expanduser(python), path=searched)
     if path is None:
-        return "", "", ""
+        raise _no_python(f"there is no Python at {python}" if "/" in python else f"there is no {python} on its PATH, {searched}")
     asked = subprocess.Popen(
         [path, "-c", _ASK_PYTHON],
-        cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environ,
         start_new_session=True,  # a wrapper that hangs is ended with what it started
     )  # fmt: skip
     try:
-        said = asked.communicate(timeout=_PYTHON_TIMEOUT_S)[0]
+        said, complained = asked.communicate(timeout=_PYTHON_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(asked.pid, signal.SIGKILL)
         asked.communicate()
         raise ValueError(f"{path} did not answer within {_PYTHON_TIMEOUT_S:g} s") from None
     try:
-        _, version, torch_version = json.loads(said.strip().rpartition("\n")[2])  # a wrapper may print before it
-    except (ValueError, TypeError):  # it does not run, or is no Python
-        return "", "", ""
+        version, torch_version = json.loads(said.strip().rpartition("\n")[2])  # a wrapper may print before it
+    except (ValueError, TypeError):
+        words = complained.strip() or said.strip()
+        why = words.rpartition("\n")[2][-300:] if words else f"it ended with exit code {asked.returncode}"
+        raise _no_python(f"{path} does not run as a Python: {why}") from None
+    if tuple(map(int, version.split("."))) < _OLDEST:
+        raise _no_python(f"{path} is Python {version}, and the workers need {_OLDEST[0]}.{_OLDEST[1]} or newer")
     return path, version, torch_version
+
+
+def _no_python(text: str) -> Refused:
+    return Refused(Failed("setup", text, "set python: in the cluster file to one that has torch"))
 
 
 def _mpi_daemon(mpirun: Optional[str]) -> str:
@@ -79,13 +101,14 @@ def _mpi_daemon(mpirun: Optional[str]) -> str:
     return shutil.which("orted", path=os.path.dirname(mpirun)) or "" if mpirun else ""
 
 
-def _mpi_version(mpirun: Optional[str]) -> str:
+def _mpi_version(mpirun: Optional[str], environ: Mapping[str, str]) -> str:
     """First line of what mpirun says of itself."""
     if mpirun is None:
         return ""
     answer = subprocess.run(
         [mpirun, "--version"],
         cwd="/",
+        env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ agent, which is detached, goes on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import select
@@ -15,7 +16,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import network, preparation, probe, remains, tree, wire
+from dtrain.node import activation, network, preparation, probe, remains, tree, wire
 from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -54,6 +55,7 @@ class _Session:
         self._node_dir: NodeDir
         self._folder: JobFolder
         self._output_dir = ""
+        self._environ: Optional[dict[str, str]] = None  # that of `activate`
         self._blobs: tree.Blobs
         self._at_end = contextlib.ExitStack()
         self._held_port: Optional[socket.socket] = None
@@ -76,6 +78,8 @@ class _Session:
                     self._carry_out(*received)
                 except OSError as error:
                     self._reply(_failed(error))
+                except preparation.Refused as refused:
+                    self._reply(refused.failed)
                 except ValueError as error:
                     self._reply(wire.Failed("setup", str(error)))
             elif time.monotonic() > self._heard_s + wire.HEAR_S:
@@ -122,8 +126,7 @@ class _Session:
         if isinstance(order, wire.Open):
             self._open(order)
         elif isinstance(order, wire.Probe):
-            own = {"bundle": BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
-            self._reply(probe.facts(order, self._node_dir, **own))
+            self._probe(order)
         elif isinstance(order, wire.Listen):
             self._listen(order)
         elif isinstance(order, wire.Dial):
@@ -161,6 +164,18 @@ class _Session:
         self._at_end.callback(self._blobs.close)
         self._reply(wire.Done())
 
+    def _probe(self, order: wire.Probe) -> None:
+        if order.activate is not None:
+            self._environ = activation.activated(order.activate, self._is_hung_up)
+        own = {"bundle": BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
+        self._reply(probe.facts(order, self._environ or os.environ, self._node_dir, **own))
+
+    def _is_hung_up(self) -> bool:
+        """Whether the other side has gone, with or without orders that are not read yet."""
+        orders = select.poll()
+        orders.register(self._orders, select.POLLRDHUP)
+        return bool(orders.poll(0))
+
     def _listen(self, order: wire.Listen) -> None:
         try:
             self._held_port = network.reserve_port(order.ports)
@@ -192,11 +207,8 @@ class _Session:
             self._put_failed = _failed(error)
 
     def _prepare(self, order: wire.Prepare) -> None:
-        try:
-            prepared = preparation.prepare(order, self._about, self._blobs, self._held_port)
-        except preparation.Refused as refused:
-            self._reply(refused.failed)
-            return
+        order = dataclasses.replace(order, environ=self._environ)
+        prepared = preparation.prepare(order, self._about, self._blobs, self._held_port)
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None

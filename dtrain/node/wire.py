@@ -61,6 +61,7 @@ class Probe(Message):
 
     python: str  # a path or a name on PATH
     mpi: bool  # ask for mpirun too
+    activate: Optional[str] = None  # for bash; the job runs in the environment that this leaves behind
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class Prepare(Message):
     lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
     mpi: Optional[MpiNode]  # None under other launchers
     watch: Optional[Watch]  # None where the job has one node
+    environ: Optional[dict[str, str]] = None  # that of `activate`, which only the node knows; None: the session's own
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class NodeFacts(Message):
     host_name: str
     cores: int  # that this user may run on
     gpus: tuple[Gpu, ...]
-    python: str  # absolute path of the workers' interpreter, "" when it was not found
+    python: str  # absolute path of the workers' interpreter
     python_version: str
     torch_version: str  # "" when torch is not installed there
     addresses: tuple[Address, ...]  # of interfaces that are up

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 from dtrain.plan import LaunchPlan, NodePlan, counted
 from dtrain.render.ranges import collapsed, ranges
 from dtrain.render.shell import print_text
+from dtrain.shell_words import visible
 from dtrain.trainers.layout import PipelinePlan
 
 _MOST_ROWS = 20
@@ -29,7 +31,7 @@ def print_plan(console: Console, plan: LaunchPlan, job: str | None) -> None:
     print_text(console, plan.run)
     console.print(_nodes(plan.nodes))
     for line in _lines(plan):
-        console.print(Text("  " + line), soft_wrap=True)
+        console.print(Text(textwrap.indent(visible(line), "  ")), soft_wrap=True)
 
 
 def _nodes(nodes: Sequence[NodePlan]) -> Table:
@@ -81,9 +83,33 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
             yield f"{batch.iterations_per_epoch} iterations per epoch = {division}"
     if plan.total_iterations is not None:
         yield f"{plan.total_iterations} iterations in all" + (f" = {counted(plan.epochs, 'epoch')}" if plan.epochs is not None else "")
+    yield from _by_node(plan.nodes, lambda node: node.activate and f"activate {_hanging(node.activate)}")
+    yield from _by_node(plan.nodes, lambda node: f"python {node.python}{_versions(node)}")
     port = "<port>" if plan.master_port is None else plan.master_port
     lease = "detached: no lease" if plan.lease_s is None else f"lease {plan.lease_s:g} s"
     yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   {lease}"
+
+
+def _by_node(nodes: Sequence[NodePlan], told: Callable[[NodePlan], str | None]) -> Iterator[str]:
+    """What is told of each node, once for all that have it in common."""
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        if text := told(node):
+            names.setdefault(text, []).append(node.name)
+    for text, having in [*names.items()][:_MOST_ROWS]:
+        yield text if len(having) == len(nodes) else f"{text}   on {collapsed(having, at_most=_MOST_NAMES)}"
+    if len(names) > _MOST_ROWS:
+        yield f"and {len(names) - _MOST_ROWS} more"
+
+
+def _versions(node: NodePlan) -> str:
+    if node.python_version.startswith("<"):
+        return ", to be found by the probe"
+    return f" {node.python_version}, {f'torch {node.torch_version}' if node.torch_version else 'without torch yet'}"
+
+
+def _hanging(lines: str) -> str:
+    return "\n  ".join(lines.strip().splitlines())
 
 
 def _cluster_size(plan: LaunchPlan) -> str:

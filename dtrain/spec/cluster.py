@@ -49,6 +49,7 @@ class Instance:
     address: str | None = None  # IP literal under which the other nodes reach it
     python: str | None = None  # absolute path, or a name on the node's PATH
     ssh: SshOptions = field(default_factory=SshOptions)
+    activate: str | None = None  # lines for bash, whose environment the job runs in
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class InstanceFile:
         str | None, Field(description="The IP address at which the other nodes reach it. Without it, the nodes find out.")
     ] = None
     python: Annotated[str | None, Field(description="The interpreter on this instance. Without it, the cluster's.")] = None
+    activate: Annotated[str | None, Field(description="How this instance is made ready. Without it, the cluster's.")] = None
     ssh: Annotated[SshFile | None, Field(description="How to reach this instance, where that is otherwise than for the others.")] = None
 
 
@@ -127,7 +129,16 @@ class ClusterFile:
     device: Annotated[Device, Field(description="auto: GPUs where there are any. cpu: a GPU is one CPU worker.")] = "auto"
     python: Annotated[
         str | None,
-        Field(description="The interpreter that has torch: a path, or a name on the nodes' PATH. Default: python3; here dtrain's own."),
+        Field(
+            description="The interpreter that has torch: a path, or a name on the PATH. Default: python3; here, without activate, dtrain's."
+        ),
+    ] = None
+    activate: Annotated[
+        str | None,
+        Field(
+            description="Lines for a login bash, run once on each node in the home folder, such as source /opt/conda/bin/activate train. "
+            "setup, launcher and workers run in the environment that they leave behind. What counts is how the last of them ends."
+        ),
     ] = None
     dir: Annotated[
         str, Field(description="All of dtrain on a node lies under it: an absolute path, local to the node. auto: /var/tmp/dtrain-UID.")
@@ -155,6 +166,7 @@ def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Pat
     mistakes = [
         *_gpus_mistakes(file.gpus_per_instance, (*at, "gpus_per_instance")),
         *_python_mistakes(file.python, (*at, "python")),
+        *lines_mistakes(file.activate, (*at, "activate"), "source /opt/conda/bin/activate train"),
         *_dir_mistakes(file.dir, (*at, "dir")),
         *_network_mistakes(file.network, (*at, "network")),
         *_ports_mistakes(file.ports, (*at, "ports")),
@@ -173,7 +185,7 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
             return (), [
                 Mistake(at, f"{named(at)} must be from 1 to {MAX_HOSTS}, not {number}", "a number of instances is played by this machine")
             ]
-        played = tuple(Instance(f"node{i}", None, default_gpus, None, file.python, ssh) for i in range(number))
+        played = tuple(Instance(f"node{i}", None, default_gpus, None, file.python, ssh, file.activate) for i in range(number))
         if number > 1 and isinstance(default_gpus, tuple) and file.device != "cpu":
             gpus_at = (*at[:-1], "gpus_per_instance")
             problem = f"{named(gpus_at)} gives the same GPUs to {number} instances, and this machine plays all of them"
@@ -195,7 +207,8 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
             mistakes.append(Mistake((*here, "address"), f"one address for {len(hosts)} hosts", "give each host an item of its own"))
         gpus = default_gpus if one.gpus is None else _gpus(one.gpus)
         own_ssh = _merged(ssh, one.ssh, folder)
-        instances += [Instance(host, host, gpus, one.address, one.python or file.python, own_ssh) for host in hosts]
+        python, activate = one.python or file.python, one.activate or file.activate
+        instances += [Instance(host, host, gpus, one.address, python, own_ssh, activate) for host in hosts]
         if len(instances) > MAX_HOSTS:
             return (), [*mistakes, Mistake(here, f"with this item {named(at)} stands for more than {MAX_HOSTS} hosts", "check the ranges")]
     return tuple(instances), mistakes
@@ -232,6 +245,7 @@ def _instance_mistakes(one: InstanceFile, at: Place, folder: Path, addresses: se
     mistakes = [
         *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
         *_python_mistakes(one.python, (*at, "python")),
+        *lines_mistakes(one.activate, (*at, "activate"), "source /opt/conda/bin/activate train"),
         *_ssh_mistakes(one.ssh, (*at, "ssh"), folder),
     ]
     if one.address is not None and not _is_address(one.address):
@@ -277,6 +291,13 @@ def _python_mistakes(python: str | None, at: Place) -> list[Mistake]:
             "such as /opt/conda/bin/python",
         )
     ]
+
+
+def lines_mistakes(lines: str | None, at: Place, example: str) -> list[Mistake]:
+    """Of a key that holds lines for bash."""
+    if lines is None or lines.strip():
+        return []
+    return [Mistake(at, f"{named(at)} is empty", f"such as `{at[-1]}: {example}`")]
 
 
 def _dir_mistakes(text: str, at: Place) -> list[Mistake]:

@@ -42,6 +42,9 @@ def dump_job(spec: JobSpec) -> str:
     return str(yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1))
 
 
+_EITHER = ("python", "activate")  # keys of the cluster or of an instance
+
+
 class _Dumper(yaml.SafeDumper):
     """PyYAML by itself writes some line breaks of Unicode in a style that loses them."""
 
@@ -81,11 +84,11 @@ def _given(config: Any) -> dict[str, Any]:
 def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
     """Said once where all instances have it: thousands of them must fit a file."""
     first = cluster.instances[0]
-    pythons = {instance.python for instance in cluster.instances}
+    same = {key: len({getattr(instance, key) for instance in cluster.instances}) == 1 for key in _EITHER}
     common = {
         "gpus_per_instance": _gpus(first),
         "device": cluster.device,
-        "python": first.python if len(pythons) == 1 else None,
+        **{key: getattr(first, key) if same[key] else None for key in _EITHER},
         "dir": cluster.dir,
         "network": cluster.network,
         "ports": cluster.ports,
@@ -93,15 +96,15 @@ def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
     }
     instances: int | list[Any] = len(cluster.instances)
     if first.host is not None:
-        instances = [_instance(instance, cluster, _gpus(first), with_python=len(pythons) > 1) for instance in cluster.instances]
+        instances = [_instance(instance, cluster, _gpus(first), same) for instance in cluster.instances]
     return {"instances": instances, **{key: value for key, value in common.items() if value is not None}}
 
 
-def _instance(instance: Instance, cluster: ClusterSpec, default_gpus: Any, *, with_python: bool) -> str | dict[str, Any]:
+def _instance(instance: Instance, cluster: ClusterSpec, default_gpus: Any, same: dict[str, bool]) -> str | dict[str, Any]:
     own = {
         "gpus": _gpus(instance) if _gpus(instance) != default_gpus else None,
         "address": instance.address,
-        "python": instance.python if with_python else None,
+        **{key: None if same[key] else getattr(instance, key) for key in _EITHER},
         "ssh": _ssh(instance.ssh) if instance.ssh != cluster.ssh else None,
     }
     given = {key: value for key, value in own.items() if value is not None}

@@ -46,8 +46,6 @@ _NOT_YET: dict[Place, str] = {
     ("setup",): "prepare the nodes before the launch",
     ("mpi",): "put that mpirun first on the nodes' PATH; settings of Open MPI go into env, as OMPI_MCA_pml: ob1",
     ("preflight",): "leave it out: all findings count, and all nodes are wanted",
-    ("activate",): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
-    ("instances", "activate"): "name the environment's interpreter with `python`: its folder comes first on the workers' PATH",
     **{
         ("trainer", key): f"leave it out, for {today}, {_OWN_SCRIPT}"
         for key, today in (

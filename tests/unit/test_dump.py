@@ -32,10 +32,11 @@ grace: 2.5
 cluster:
   instances:
     - trn[01-03].lab
-    - {host: 10.0.0.5, gpus: [4, 5], address: 192.168.7.5, python: /opt/py/bin/python, ssh: {user: eva, port: 2222}}
+    - {host: 10.0.0.5, gpus: [4, 5], address: 192.168.7.5, python: /opt/py/bin/python, activate: module load p, ssh: {user: eva, port: 22}}
   gpus_per_instance: 8
   device: cuda
   python: python3.11
+  activate: source /opt/conda/bin/activate train
   dir: /scratch/dtrain
   network: 192.168.7.0/24
   ports: 29500-29599

@@ -43,6 +43,7 @@ plan digits  torchrun
   n2      <address>    2-3      2 CPU workers
   n3      <address>    4-5      2 CPU workers
   cluster size 6 = 3 instances x 2 GPUs per instance
+  python /opt/py/bin/python, to be found by the probe
   rendezvous <address>:<port>   grace 30 s   lease 900 s
 
 n1 runs:
@@ -90,6 +91,7 @@ def test_a_pipeline_with_its_stages_and_its_bubble(tmp_path: Path) -> None:
   micro-batch 3 = per-replica batch 24 / micro-batches 8
   341 iterations per epoch = 16,384 examples / global batch 48
   60 iterations in all
+  python /opt/py/bin/python, to be found by the probe
   rendezvous <address>:<port>   grace 30 s   lease 900 s"""
     )
     # the trainer's keys, broken only where JSON may be
@@ -239,3 +241,18 @@ def test_a_thousand_unlike_instances_are_counted(tmp_path: Path) -> None:
 )
 def test_names_that_count_upwards_are_one(texts: list[str], shown: str) -> None:
     assert collapsed(texts, at_most=2) == shown
+
+
+def test_the_interpreter_and_the_lines_for_bash_of_each_node(tmp_path: Path) -> None:
+    cluster = "{instances: [n1, n2, {host: n3, python: /opt/py/bin/python, activate: module load py}], activate: 'source a\nsource b'}"
+    text = text_of(tmp_path, "script: train.py", cluster.replace("\n", "\\n").replace("'", '"'))
+    assert (
+        text[text.index("  activate") : text.index("  rendezvous")]
+        == """\
+  activate source a
+    source b   on n[1-2]
+  activate module load py   on n3
+  python python3, to be found by the probe   on n[1-2]
+  python /opt/py/bin/python, to be found by the probe   on n3
+"""
+    )

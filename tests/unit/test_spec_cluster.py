@@ -66,6 +66,12 @@ def test_a_full_cluster_file(tmp_path: Path) -> None:
     )
 
 
+def test_an_instance_is_activated_as_the_cluster_says_or_by_lines_of_its_own() -> None:
+    spec = cluster("instances: [a, {host: b, activate: module load torch}]\nactivate: |\n  . venv/bin/activate\n  export A=1\n")
+    assert [instance.activate for instance in spec.instances] == [". venv/bin/activate\nexport A=1\n", "module load torch"]
+    assert cluster("instances: 1\nactivate: x").instances[0].activate == "x"
+
+
 def test_a_number_of_instances_is_played_by_this_machine() -> None:
     spec = cluster("instances: 3\ngpus_per_instance: 2")
     assert [(i.name, i.host, i.gpus) for i in spec.instances] == [("node0", None, 2), ("node1", None, 2), ("node2", None, 2)]
@@ -163,7 +169,8 @@ WRONG = [
     ("instances: 1\nssh: {usr: a}", "2:7", "unknown key 'usr'", "did you mean 'user'?"),
     ("instances: 1\nssh: {host_keys: off}", "2:7", "ssh.host_keys must be 'strict' or 'accept-new', not 'off'", ""),
     ("instances: 1\nenv: {A: 1}", "2:1", "unknown key 'env'", "job file"),
-    ("instances: 1\nactivate: x", "2:1", "activate is not supported yet", "`python`"),
+    ("instances: 1\nactivate: ''", "2:1", "activate is empty", "such as `activate: source "),
+    ("instances: 1\nactivate: [a]", "2:1", "activate must be text, not a list", ""),
     ("instances: 1\nzzz: x", "2:1", "unknown key 'zzz'", "known here: instances"),
     ("script: train.py", "1:1", "this is a job file", "instances"),
 ]
