@@ -8,7 +8,8 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 ├── NodesBusy              75  the GPUs asked for are not free
 │   └── GpusMissing        75  a node does not have them at all: waiting does not help
 ├── AccessDenied           77  authentication failed or a host key was refused
-├── PreflightFailed        78  a node is not fit to run the job, or setting it up failed
+├── PreflightFailed        78  a node is not fit to run the job
+│   └── SetupFailed        78  the job's setup failed on it
 └── StoppedElsewhere      143  `dtrain stop` came while the job was being started
 """
 
@@ -113,6 +114,14 @@ class AccessDenied(DtrainError):
 
 class PreflightFailed(DtrainError):
     exit_code = 78
+
+
+class SetupFailed(PreflightFailed):
+    """The first one; the others were stopped for it."""
+
+    def __init__(self, message: str, *, hint: str | None = None, node: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.node = node
 
 
 class StoppedElsewhere(DtrainError):

@@ -49,6 +49,7 @@ class StartFailed(wire.Message):
     at: float
     exit_code: int
     text: str
+    setup_of: str = ""  # the node whose setup failed; "": it was something else
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,15 @@ class Failure:
     signal: int | None
     reason: str
     traceback: str
-    detail: str  # of a node the launcher's last lines, of a worker what the kernel says of a lack of memory
+    detail: str  # of a node the last lines of its launcher or setup, of a worker what the kernel says of a lack of memory
     symptom: bool  # followed from something else
 
     @property
     def log(self) -> str:
         """Name of the stream that tells more."""
-        return wire.LAUNCHER_LOG if self.rank is None else wire.rank_log(self.rank)
+        if self.rank is not None:
+            return wire.rank_log(self.rank)
+        return wire.SETUP_LOG if self.reason == "setup-failed" else wire.LAUNCHER_LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,8 @@ class JobState:
                 after = self._with_node(event.node, state=State.LOST)._with_ranks_over(event.node, State.LOST)
                 return after._with_failure(failure)._with_end(event.at)
             case StartFailed():
-                return replace(self, start_failed=self.start_failed or event, ended_at=event.at)
+                after = replace(self, start_failed=self.start_failed or event, ended_at=event.at)
+                return after._with_failure(_setup_failure(event)) if event.setup_of else after
             case _:
                 assert_never(event)
 
@@ -254,6 +258,10 @@ class JobState:
         ranks = tuple(replace(each, **changes) if each.rank == rank else each for each in node.ranks)  # type: ignore[arg-type]
         started = all(each.state is not State.PENDING for each in ranks)
         return self._with_node(name, ranks=ranks, state=State.RUNNING if started else node.state)
+
+
+def _setup_failure(event: StartFailed) -> Failure:
+    return Failure(event.at, event.setup_of, None, event.exit_code, None, "setup-failed", "", event.text, symptom=False)
 
 
 def _lost(at: float, node: str, text: str) -> Failure:

@@ -78,6 +78,7 @@ class LaunchPlan:
     lease_s: float | None
     pipeline: PipelinePlan | None = None  # of a built-in trainer
     predicted_bubble: float | None = None  # of the pipeline, 0..1
+    setup: str | None = None  # lines for bash, once on each node before the workers
     epochs: int | None = None  # of a built-in trainer; None where it is told for how many iterations
 
     @property
@@ -159,6 +160,7 @@ def make_plan(
         epochs=spec.run.epochs if isinstance(spec.run, TrainerConfig) else None,
         total_iterations=_total_iterations(spec, batch),
         grace_s=spec.grace,
+        setup=spec.setup,
         lease_s=lease_s,
     )
 

@@ -32,6 +32,7 @@ REASONS: Mapping[str, Reason] = {
     "arithmetic-error": Reason("native code divided by zero; PYTHONFAULTHANDLER: 1 under env: shows where"),
     "aborted": Reason("native code gave up; its last lines say why"),
     "peer-lost": Reason("no worker told of a failure of its own: look at the network between the nodes, and for workers that hang"),
+    "setup-failed": Reason("its last lines say why", "the job's setup failed on it"),
     "launcher-failed": Reason("its last lines say why", "torchrun or mpirun on it ended before the workers did"),
     "start-timeout": Reason("look at mpirun's last lines", "its workers did not start in time"),
     "agent-killed": Reason("look for a person, a scheduler or a lack of memory on it", "dtrain's agent on it was killed"),

@@ -1,20 +1,23 @@
 """Starting a job on all nodes or on none: connect, probe, prove, plan, sync and PREPARE everywhere, then COMMIT everywhere.
 
-In between all nodes join the first one's (tripwire.py): from then on they end together, whatever becomes of this process.
+In between the job's setup runs, below the agents, which end it like all that is theirs. Then all nodes join the first one's
+(tripwire.py): from then on they end together, whatever becomes of this process.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from secrets import token_hex
 from typing import Protocol, TypeVar
 
 from dtrain import launchers, preflight
-from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, StoppedElsewhere
+from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, SetupFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
@@ -41,6 +44,12 @@ class Progress(Protocol):
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
 
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...
+
+    def setting_up(self, num_nodes: int) -> None:
+        """The setup runs on so many nodes; 0: on none any more."""
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        """What a node's setup printed; called by one thread at a time."""
 
     def committing(self) -> None:
         """From now on workers run; whoever breaks the start off has to stop them."""
@@ -106,6 +115,8 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             prepared = _on_all(
                 links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, watches.get(node), watched)
             )
+            if spec.setup is not None:
+                _set_up(links, store, job, plan, progress)
             first, *others = (node.name for node in plan.nodes)
             _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
             watched.look()  # whoever asks later finds all nodes prepared, and tells them
@@ -113,7 +124,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             _on_all(links, lambda node, link: link.ask(wire.Commit()))
         except BaseException as error:  # Ctrl-C too: what is prepared must end
             why = watched.why(error)
-            _call_off(store, job, plan, links, why)
+            _call_off(store, job, plan, links, why, plan.grace_s if spec.setup else 0.0)
             raise why from None if why is error else error
     except BaseException:
         for link in links.values():
@@ -172,7 +183,8 @@ def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts
         instance = instances[node]
         reply = link.ask(wire.Probe(python_of(instance), mpi=spec.launcher == "mpirun", activate=instance.activate))
         assert isinstance(reply, wire.NodeFacts)
-        _check_torch(node, reply)
+        if spec.setup is None:  # which may bring it
+            _check_torch(node, reply)
         return reply
 
     return _on_all(links, ask)
@@ -241,6 +253,8 @@ def _prepare(
             lease_s=plan.lease_s,
             mpi=command.mpi,
             watch=watch,
+            setup=spec.setup,
+            python=node.python,
         )
     )
     assert isinstance(reply, wire.Prepared)
@@ -256,13 +270,67 @@ def _watches(cluster: ClusterSpec, plan: LaunchPlan) -> dict[str, wire.Watch]:
     return {name: wire.Watch(token, name, first, plan.master_address, ports, names if name == first else ()) for name in names}
 
 
-def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link], error: BaseException) -> None:
-    """End what was prepared, and record why the job never ran."""
+def _set_up(links: Mapping[str, Link], store: Store, job: str, plan: LaunchPlan, progress: Progress) -> None:
+    """Run the job's setup on all nodes. The first failure ends it on the others.
+
+    Raises:
+        SetupFailed: it failed on a node.
+        DtrainError: a node is gone, or its part of the job was stopped.
+    """
+    telling = threading.Lock()
+    working, errors = set(links), []
+
+    def ask(node: str, link: Link) -> None:
+        try:
+            _set_up_node(node, link)
+        except DtrainError as error:
+            with telling:
+                errors.append(error)
+            _tell_to_stop(links, plan.grace_s)
+            raise
+        with telling:
+            working.discard(node)
+            progress.setting_up(len(working))
+
+    def _set_up_node(node: str, link: Link) -> None:
+        link.tell(wire.Setup())
+        message, data = link.answer()
+        while isinstance(message, wire.StreamBytes):
+            with telling:
+                store.write_log(job, node, message.stream, message.offset, data)
+                progress.printed(node, message.stream, data)
+            message, data = link.answer()
+        assert isinstance(message, wire.SetupEnded)
+        if message.exit_code != 0:
+            raise _setup_failed(node, message, store.log(job, node, wire.SETUP_LOG))
+
+    progress.setting_up(len(links))
+    try:
+        _on_all(links, ask, at_once=len(links))  # however many: none waits for the end of another
+    except DtrainError:
+        raise errors[0] from None  # what the others say follows from it
+
+
+def _setup_failed(node: str, ended: wire.SetupEnded, log: Path) -> SetupFailed:
+    return SetupFailed(
+        "\n  ".join((f"{node}: setup failed with exit code {ended.exit_code}; its last lines:", *ended.last_words.splitlines())),
+        hint=f"all that it printed is in {log}",
+        node=node,
+    )
+
+
+def _tell_to_stop(links: Mapping[str, Link], grace_s: float) -> None:
     for link in links.values():
         try:
-            link.tell(wire.Stop("failure", 0.0))
+            link.tell(wire.Stop("failure", grace_s))
         except DtrainError:
             continue  # an agent that hears no COMMIT ends by itself
+
+
+def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link], error: BaseException, grace_s: float) -> None:
+    """End what was prepared, and record why the job never ran."""
+    _tell_to_stop(links, grace_s)
+    setup_of = error.node if isinstance(error, SetupFailed) else ""
     code, text = DtrainError.exit_code, str(error) or type(error).__name__
     match error:
         case DtrainError():
@@ -273,16 +341,17 @@ def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link
             code, text = asked, "a TERM to its launcher came first"
         case _:
             pass
-    Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text))
+    Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text, setup_of))
 
 
-def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T]) -> dict[str, _T]:
-    return _in_parallel([(node, lambda node=node, link=link: work(node, link)) for node, link in links.items()])  # type: ignore[misc]
+def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
+    tasks = [(node, lambda node=node, link=link: work(node, link)) for node, link in links.items()]
+    return _in_parallel(tasks, at_once)
 
 
-def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]]) -> dict[str, _T]:
+def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
     """Results by node; where some fail, one error that tells of all of them."""
-    pool = ThreadPoolExecutor(max(1, min(_CONNECTIONS_AT_ONCE, len(work))))
+    pool = ThreadPoolExecutor(max(1, min(at_once, len(work))))
     try:
         futures = [(node, pool.submit(task)) for node, task in work]
         errors = [error for _, future in futures if (error := future.exception()) is not None]

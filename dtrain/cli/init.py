@@ -54,6 +54,7 @@ _REST = """\
 # launcher: torchrun          # or mpirun, or none: a command that starts its own workers
 # env: {NCCL_DEBUG: INFO}     # text exactly as typed; a name without a value is taken from your environment
 # secrets: [WANDB_API_KEY]    # from your environment; dtrain writes them nowhere, but does not look at what a worker prints
+# setup: pip install -r requirements.txt   # bash, once on each node, before the workers
 # outputs: out                # a folder that persists on the nodes, $DTRAIN_OUTPUT_DIR; `dtrain fetch` brings it home
 # grace: 30                   # seconds from TERM to KILL
 """

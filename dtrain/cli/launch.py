@@ -176,5 +176,11 @@ class _Signals:
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
         self._view.sending(node, sent_bytes, total_bytes)
 
+    def setting_up(self, num_nodes: int) -> None:
+        self._view.setting_up(num_nodes)
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        self._view.printed(node, stream, data)
+
     def committing(self) -> None:
         self._is_starting = False

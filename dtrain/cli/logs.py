@@ -50,7 +50,7 @@ class _Ranks(click.ParamType[_RankSet]):
 @click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
 def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
-    """Show what the workers of a JOB (default: the newest) printed, each line with its rank."""
+    """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
     record, problems = api.find(store, job)
     there = [worker.rank for worker in record.plan.workers]
@@ -61,15 +61,15 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     out = console.result()
     lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks)
     shown: dict[str, dict[str, int]] = {}  # by node and stream: a launcher may write on while this reads
-    for worker in record.plan.workers:
-        stream = wire.rank_log(worker.rank)
-        path = store.log(record.job, worker.node, stream)
-        offsets = shown.setdefault(worker.node, {})
+    setups = [(node.name, wire.SETUP_LOG) for node in record.plan.nodes]
+    for node_name, stream in (*setups, *((worker.node, wire.rank_log(worker.rank)) for worker in record.plan.workers)):
+        path = store.log(record.job, node_name, stream)
+        offsets = shown.setdefault(node_name, {})
         offsets[stream] = 0
         if path.is_file():
             with path.open("rb") as file:
                 while part := file.read(_READ_BYTES):
-                    lines.take(stream, part)
+                    lines.take(node_name, stream, part)
                     offsets[stream] += len(part)
     if follow:
         try:
@@ -90,5 +90,5 @@ class _Printer(Silent):
         self._lines = lines
 
     def printed(self, node: str, stream: str, data: bytes) -> None:
-        self._lines.take(stream, data)
+        self._lines.take(node, stream, data)
         sys.stdout.flush()

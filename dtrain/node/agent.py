@@ -15,6 +15,7 @@ from typing import Optional
 from dtrain.node import gpus, mpi, procs, wire
 from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, peer_uid
 from dtrain.node.launcher import Launcher
+from dtrain.node.setup import Setup
 from dtrain.node.tripwire import Tripwire
 
 ARMED_S = 60.0  # a prepared job that hears no Commit ends by itself, or sooner with the session that prepared it
@@ -66,6 +67,8 @@ class Agent:
         self._order = order
         self._gpu_locks = inherited.gpu_locks
         self._launcher = Launcher(folder, order.launcher_env, is_mpi=order.mpi is not None)
+        self._setup = Setup(folder, order)
+        self._setup_for: Optional[socket.socket] = None  # the session that waits for its end
         self._daemons_wanted: set[str] = set()  # hosts
         self._connections: dict[socket.socket, Optional[wire.WorkerHello]] = {}  # None: a session
         self._held_by: Optional[socket.socket] = None  # until Commit
@@ -148,6 +151,9 @@ class Agent:
         elif isinstance(message, wire.Hold):
             self._held_by = connection
             self._heard_s = time.monotonic()
+        elif isinstance(message, wire.Setup):
+            self._setup_for = connection
+            self._setup.start()
         elif isinstance(message, wire.Join):
             self._answer(connection, self._join(message))
         elif isinstance(message, wire.Commit):
@@ -168,7 +174,7 @@ class Agent:
         self._selector.unregister(connection)
         connection.close()
         if connection is self._held_by and not self._is_committed:
-            self._stop("never-committed", 0.0)
+            self._stop("never-committed", self._order.grace_s if self._setup.is_running else 0.0)
         worker = self._connections.pop(connection)
         if worker is not None and worker.rank not in self._ended:  # worker.py was killed before it could report
             if self._launcher.is_ending:  # and it was, by its death signal, because its launcher was
@@ -207,7 +213,27 @@ class Agent:
 
     def _reap(self, woken: socket.socket) -> None:
         woken.recv(4096)
-        procs.reap(self._launcher.exited)
+        procs.reap(self._exited)
+
+    def _exited(self, pid: int, status: int) -> None:
+        self._launcher.exited(pid, status)
+        self._setup.exited(pid, status)
+
+    def _look_after_setup(self) -> None:
+        """A stop ends it like everything below us, and its session hears of our own end."""
+        if self._setup_for is None or self._cause:
+            return
+        if time.monotonic() >= self._setup.try_at_s:
+            self._setup.start()
+        if self._setup.exit_code is None:
+            return
+        procs.kill_all(self._exited, KILL_TIMEOUT_S)  # what it left running: nothing else runs yet
+        self._setup.close()
+        ended = wire.SetupEnded(self._setup.exit_code, self._setup.last_words())
+        self._answer(self._setup_for, ended)
+        self._setup_for = None
+        if ended.exit_code != 0:
+            self._stop("setup-failed", 0.0)
 
     # ---- what the agent hears of other nodes ----
 
@@ -353,7 +379,7 @@ class Agent:
             lease_s = float("inf") if self._order.lease_s is None else self._order.lease_s
             until_s += [self._heard_s + lease_s, self._workers_until_s, self._launcher.until_s]
         else:
-            until_s.append(self._armed_until_s)
+            until_s += [self._armed_until_s, self._setup.try_at_s]
         return max(0.0, min(until_s) - now_s)
 
     def _check_time(self) -> None:
@@ -374,6 +400,7 @@ class Agent:
             self._workers_until_s = float("inf")
             self._workers_missing()
         self._launcher.check()
+        self._look_after_setup()
 
     def _workers_missing(self) -> None:
         """mpirun waits for a daemon, its daemon for mpirun, or we for the order to start one: each would do so for ever."""
@@ -424,7 +451,7 @@ class Agent:
     def _end(self) -> None:
         if not self._tripwire.is_first:
             self._tripwire.leave()
-        survivors = procs.kill_all(self._launcher.exited, KILL_TIMEOUT_S, pause=self._wait)  # what hears nothing of us takes us for lost
+        survivors = procs.kill_all(self._exited, KILL_TIMEOUT_S, pause=self._wait)  # what hears nothing of us takes us for lost
         gpus.release(self._gpu_locks)  # before the end is told: whoever hears of it may launch the next job at once
         while self._drain():
             pass
@@ -434,6 +461,8 @@ class Agent:
         self._tripwire.leave()
         outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
         detail = self._launcher.last_words() if self._cause in ("launcher-failed", "start-timeout") else ""
+        if self._cause == "setup-failed":
+            detail = self._setup.last_words()
         if self._cause == "launcher-failed":  # by itself: where it did not start in time, the KILL was ours
             detail += self._launcher.ending
         self._event(

@@ -101,6 +101,11 @@ class JobFolder:
             os.unlink(self._mark)
 
     @property
+    def setup_lock(self) -> str:
+        """Locked while a job of this machine is being set up."""
+        return os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(self.path))), "setup.lock")
+
+    @property
     def _mark(self) -> str:
         above, node = os.path.split(self.path)
         jobs, job = os.path.split(above)

@@ -32,7 +32,7 @@ class Follower:
         sent = bool(events) and not ending
         for name in self._folder.stream_names():
             if name != wire.EVENTS:
-                while self._send_some(name):
+                while self.send_some(name):
                     sent = True
                     if not ending:
                         break
@@ -41,7 +41,8 @@ class Follower:
             sent = True
         return sent
 
-    def _send_some(self, name: str) -> bool:
+    def send_some(self, name: str) -> bool:
+        """Send what one stream holds, up to a bound. Whether there was anything."""
         budget = _ROUND_BYTES
         while budget > 0:
             data = self._read(name)

@@ -141,6 +141,9 @@ class _Session:
             self._reply(self._put_failed or wire.Done())
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
+        elif isinstance(order, wire.Setup):
+            self._tell_agent(order)
+            threading.Thread(target=self._relay_setup, daemon=True).start()
         elif isinstance(order, (wire.Join, wire.Commit, wire.Stop, wire.Ping)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
@@ -230,6 +233,19 @@ class _Session:
             self._agent = None  # the agent has ended; its events say how
             if isinstance(order, (wire.Join, wire.Commit)):
                 self._reply(wire.Failed("no-job", "the job's agent is gone"))
+
+    def _relay_setup(self) -> None:
+        """In a thread of its own: it may take long, and a Stop or the end of the connection comes first."""
+        agent, follower, ended = self._agent, Follower(self._folder, {}, self._send), None
+        with contextlib.suppress(OSError):  # the connection is gone; the main thread ends with its orders
+            if agent is not None:
+                while not select.select([agent], [], [], _IDLE_POLL_S)[0]:
+                    follower.send_some(wire.SETUP_LOG)
+                with contextlib.suppress(ConnectionError):
+                    ended = wire.read_frame(agent.recv)
+            while follower.send_some(wire.SETUP_LOG):
+                pass
+            self._reply(ended[0] if ended is not None else wire.Failed("setup", "its setup was stopped"))
 
     def _follow(self, order: wire.Follow) -> None:
         known = os.path.isdir(self._folder.path)

@@ -19,6 +19,7 @@ MAGIC = b"\0DTRAIN1\0\n"  # what a node says first; whatever its shell printed b
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LAUNCHER_LOG = "logs/launcher.log"
+SETUP_LOG = "logs/setup.log"
 SAY_S = 10.0  # each end of a connection says that it is there at least so often
 HEAR_S = 30  # and takes it for cut when it has heard nothing for so long
 CHUNK_BYTES = 256 * 1024  # largest payload of one frame
@@ -164,7 +165,7 @@ class Watch(Message):
 
 @dataclass(frozen=True)
 class Prepare(Message):
-    """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Commit."""
+    """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Setup and Commit."""
 
     launcher_argv: tuple[str, ...]  # empty: the launcher is a daemon of mpirun, which StartDaemon brings
     launcher_env: dict[str, str]
@@ -180,12 +181,19 @@ class Prepare(Message):
     lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
     mpi: Optional[MpiNode]  # None under other launchers
     watch: Optional[Watch]  # None where the job has one node
+    setup: Optional[str] = None  # lines for bash, which Setup runs
+    python: str = ""  # absolute path, whose folder comes first on their PATH
     environ: Optional[dict[str, str]] = None  # that of `activate`, which only the node knows; None: the session's own
 
 
 @dataclass(frozen=True)
 class Hold(Message):
     """The session that prepared the job says so to its agent: until Commit, the agent ends with that session."""
+
+
+@dataclass(frozen=True)
+class Setup(Message):
+    """Run the job's setup; what it prints comes meanwhile, as StreamBytes, and at its end SetupEnded."""
 
 
 @dataclass(frozen=True)
@@ -310,6 +318,12 @@ class WantFiles(Message):
 class Prepared(Message):
     agent_pid: int
     watch_port: int  # on which the first node's agent hears the others; 0 elsewhere
+
+
+@dataclass(frozen=True)
+class SetupEnded(Message):
+    exit_code: int  # 128+n for signal n
+    last_words: str  # of its log
 
 
 @dataclass(frozen=True)
@@ -517,9 +531,9 @@ class NodeEnded(Message):
     at: float
     outcome: str  # succeeded | failed | stopped | lost
     # "" | worker-failed | launcher-failed | start-timeout | agent-killed | guard-killed | folder-gone | never-committed | peer-lost
-    # | lease-over | rebooted | all-killed, or the cause of a Stop
+    # | lease-over | rebooted | all-killed | setup-failed, or the cause of a Stop
     reason: str
-    detail: str  # the launcher's last lines where it failed by itself
+    detail: str  # the last lines of the launcher, or of the setup, where it failed by itself
     survivors: tuple[Survivor, ...]
 
 

@@ -15,7 +15,7 @@ from dtrain.plan import LaunchPlan, counted
 from dtrain.reasons import REASONS
 from dtrain.render.console import duration, harmless
 
-_TOLD_BY_LAUNCHER = ("launcher-failed", "start-timeout")  # reasons whose detail is what the launcher printed last
+_PRINTED = ("launcher-failed", "start-timeout", "setup-failed")  # reasons whose detail is what launcher or setup printed last
 _TAIL_LINES, _TAIL_BYTES, _LINE_LENGTH = 30, 64 * 1024, 2000
 
 
@@ -65,7 +65,7 @@ def print_failure(console: Console, failure: Failure, log_folder: Path, job_fold
     console.print(Text(f"hint: {hint(failure)}"), soft_wrap=True)
     log = log_folder / failure.node / failure.log
     tail = _last_lines(log)
-    if failure.reason in _TOLD_BY_LAUNCHER:
+    if failure.reason in _PRINTED:
         tail = failure.detail.splitlines()[-_TAIL_LINES:]
     shown = [Text.from_ansi(line) for line in tail]  # as styles, which rich leaves out where nobody wants colours
     traceback = failure.traceback.splitlines()
@@ -84,7 +84,7 @@ def describe(failure: Failure) -> str:
     if failure.rank is None:
         reason = REASONS.get(failure.reason)
         why = reason.of_node if reason else failure.reason
-        detail = f"; {failure.detail}" if failure.detail and failure.reason not in _TOLD_BY_LAUNCHER else ""
+        detail = f"; {failure.detail}" if failure.detail and failure.reason not in _PRINTED else ""
         return f"{failure.node} failed: {why}{detail}"
     ended = f"exit code {failure.exit_code}" if failure.signal is None else f"{_name(failure.signal)} (exit code {failure.exit_code})"
     reason_word = "" if failure.reason == "exit-code" else f": {failure.reason}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
-from dtrain.plan import LaunchPlan
+from dtrain.plan import LaunchPlan, counted
 from dtrain.render.console import StatusLine, duration, size
 from dtrain.render.lines import RankLines
 from dtrain.render.plan import print_plan
@@ -30,9 +30,10 @@ class LiveView(StatusLine):
         super().__init__(console, self)
         self._lines = RankLines(self._raw, colour=console.is_terminal and not console.no_color)
         self._said_at_s = 0.0
-        self._began_s = time.monotonic()
+        self._began_s = self._since_s = time.monotonic()
         self._sent: dict[str, tuple[int, int]] = {}
         self._sending_since_s = 0.0
+        self._setup_since_s = 0.0
         self._busy = ""
         self.evaluation: Mapping[str, float] = {}
 
@@ -42,7 +43,7 @@ class LiveView(StatusLine):
 
     def __rich__(self) -> Text:
         """The line below the log, drawn anew four times a second."""
-        return Text(f"{self._status}  {duration(time.monotonic() - self._began_s)}" if self._status else "", "dim")
+        return Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}" if self._status else "", "dim")
 
     # ---- the start ----
 
@@ -67,6 +68,14 @@ class LiveView(StatusLine):
             sent, total = (sum(parts) for parts in zip(*self._sent.values(), strict=True))
             self._progress(f"sending the working directory: {size(sent)} of {size(total)}", last=False)
 
+    def setting_up(self, num_nodes: int) -> None:
+        """How many nodes are still at it; the time beside that is the setup's own."""
+        if not self._setup_since_s:
+            self._setup_since_s = time.monotonic()
+            if self.live is None:
+                self._console.print(Text(f"setup on {counted(num_nodes, 'node')}"), soft_wrap=True)
+        self._show(f"setup on {counted(num_nodes, 'node')}" if num_nodes else "starting", self._setup_since_s if num_nodes else None)
+
     # ---- the job ----
 
     def changed(self, state: JobState, node: str, event: Event) -> None:
@@ -83,7 +92,7 @@ class LiveView(StatusLine):
                 pass
 
     def printed(self, node: str, stream: str, data: bytes) -> None:
-        self._lines.take(stream, data)
+        self._lines.take(node, stream, data)
 
     def measured(self, metric: Mapping[str, Any]) -> None:
         evaluation = metric.get("evaluation")
@@ -112,8 +121,8 @@ class LiveView(StatusLine):
     def _say(self, text: str) -> None:
         self._console.print(Text(text, "yellow"), soft_wrap=True)
 
-    def _show(self, text: str) -> None:
-        self._status = text
+    def _show(self, text: str, since_s: float | None = None) -> None:
+        self._status, self._since_s = text, self._began_s if since_s is None else since_s
 
     def _progress(self, text: str, *, last: bool) -> None:
         now_s = time.monotonic()

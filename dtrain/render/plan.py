@@ -85,6 +85,8 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         yield f"{plan.total_iterations} iterations in all" + (f" = {counted(plan.epochs, 'epoch')}" if plan.epochs is not None else "")
     yield from _by_node(plan.nodes, lambda node: node.activate and f"activate {_hanging(node.activate)}")
     yield from _by_node(plan.nodes, lambda node: f"python {node.python}{_versions(node)}")
+    if plan.setup is not None:
+        yield f"setup {_hanging(plan.setup)}"
     port = "<port>" if plan.master_port is None else plan.master_port
     lease = "detached: no lease" if plan.lease_s is None else f"lease {plan.lease_s:g} s"
     yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   {lease}"

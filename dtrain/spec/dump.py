@@ -21,7 +21,7 @@ def job_file(spec: JobSpec) -> dict[str, Any] | None:
     run = _run(spec.run)
     if run is None:
         return None
-    optional = {"env": spec.env, "secrets": list(spec.secrets)}
+    optional = {"setup": spec.setup, "env": spec.env, "secrets": list(spec.secrets)}
     return {
         "name": spec.name,
         "cluster": _cluster(spec.cluster),

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InFile, InOption
-from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec
+from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
 from dtrain.spec.environment import env_of, secrets_mistakes
 from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, not_there, typed
@@ -65,6 +65,7 @@ class JobSpec:
     secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
     run: Run
     grace: float  # seconds from TERM to KILL
+    setup: str | None = None  # lines for bash, once on each node before the workers
     overrides: tuple[str, ...] = field(default=(), compare=False)  # "--set trainer.epochs=3": how it came to be, not what it is
     places: Mapping[str, InFile | InOption] = field(default_factory=dict, repr=False, compare=False)  # by "trainer.batch"
 
@@ -94,6 +95,14 @@ class JobFile:
     outputs: Annotated[
         str, Field(description="A folder in workdir that persists on the nodes per job name. Workers find it in $DTRAIN_OUTPUT_DIR.")
     ] = "out"
+    setup: Annotated[
+        str | None,
+        Field(
+            description="Lines for bash, such as pip install -r requirements.txt, run once on each node in its workdir before any worker, "
+            "with the workers' variables. A line that fails ends it, and the launch. What it leaves running is ended. "
+            "Of several jobs on one machine, one at a time."
+        ),
+    ] = None
     env: Annotated[
         dict[str, str | None] | None,
         Field(description="Variables of the workers, as text exactly as it is typed. Empty: taken from your environment."),
@@ -137,6 +146,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         *_name_mistakes(name),
         *wrong_workdir,
         *_outputs_mistakes(file, around.document, workdir),
+        *lines_mistakes(file.setup, ("setup",), "pip install -r requirements.txt"),
         *wrong_env,
         *secrets_mistakes(file.secrets or [], env, file.launcher, around.environ),
         *wrong_args,
@@ -161,6 +171,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         secrets,
         run,
         file.grace,
+        file.setup,
         places=around.document.places(),
     ), mistakes
 

@@ -43,7 +43,6 @@ _DDP = "leave data_parallel out: the replicas add up their gradients (ddp)"
 
 # Keys and values of the design that a later release carries out: said so, for nothing that is typed is passed over in silence.
 _NOT_YET: dict[Place, str] = {
-    ("setup",): "prepare the nodes before the launch",
     ("mpi",): "put that mpirun first on the nodes' PATH; settings of Open MPI go into env, as OMPI_MCA_pml: ob1",
     ("preflight",): "leave it out: all findings count, and all nodes are wanted",
     **{

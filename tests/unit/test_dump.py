@@ -26,6 +26,9 @@ workdir: code
 outputs: results/run
 env: {RATE: 1e-4, OCTAL: 08, SWITCH: on, VERSION: 1.10, TIME: 12:30, EMPTY: "", HOME_OF_DATA: , LINES: "a\nb", MERGE: "<<"}
 secrets: [TOKEN]
+setup: |
+  pip install -r "requirements.txt"   # all
+  echo ünï
 script: train.py
 args: --name 'two words' --list [1,2]
 grace: 2.5

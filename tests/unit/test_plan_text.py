@@ -245,7 +245,7 @@ def test_names_that_count_upwards_are_one(texts: list[str], shown: str) -> None:
 
 def test_the_interpreter_and_the_lines_for_bash_of_each_node(tmp_path: Path) -> None:
     cluster = "{instances: [n1, n2, {host: n3, python: /opt/py/bin/python, activate: module load py}], activate: 'source a\nsource b'}"
-    text = text_of(tmp_path, "script: train.py", cluster.replace("\n", "\\n").replace("'", '"'))
+    text = text_of(tmp_path, "script: train.py\nsetup: |\n  pip install x\n  pip list", cluster.replace("\n", "\\n").replace("'", '"'))
     assert (
         text[text.index("  activate") : text.index("  rendezvous")]
         == """\
@@ -254,5 +254,7 @@ def test_the_interpreter_and_the_lines_for_bash_of_each_node(tmp_path: Path) -> 
   activate module load py   on n3
   python python3, to be found by the probe   on n[1-2]
   python /opt/py/bin/python, to be found by the probe   on n3
+  setup pip install x
+    pip list
 """
     )

@@ -35,7 +35,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [a]\n  gpus: 2", "job.yaml:4:3", "unknown key 'gpus'", "did you mean 'gpus_per_instance'?"),
     (C + "instances: [a]\n  port: 22", "job.yaml:4:3", "unknown key 'port'", "it is a key of `cluster.ssh`"),
     (C + "instances: [a]\n  env: {A: 1}", "job.yaml:4:3", "unknown key 'env'", "at the top level"),
-    (S + "setup: pip install x", "job.yaml:2:1", "setup is not supported yet", "before the launch"),
+    (S + "setup: ''", "job.yaml:2:1", "setup is empty", "pip install"),
     (S + "preflight: {ignore: [clock-skew]}", "job.yaml:2:1", "preflight is not supported yet", "leave it out"),
     (S + "mpi: {path: /opt/mpirun}", "job.yaml:2:1", "mpi is not supported yet", "PATH"),
     (C + "instances: [a]\n  activate: ' '", "job.yaml:4:3", "cluster.activate is empty", "bin/activate"),

@@ -245,7 +245,7 @@ WRONG = [
     (S + "args:\n- a\n-", "4:2", "args[1] must be text, but nothing is there", 'write ""'),
     (S + "args:\n- {a: b}", "3:3", "args[0] must be text, not a mapping", "quotes"),
     (S + "args: {a: b}", "2:1", "args must be text or a list, not a mapping", "quotes"),
-    (S + "setup: pip install x", "2:1", "setup is not supported yet", "before the launch"),
+    (S + "setup: ' '", "2:1", "setup is empty", "such as `setup: pip install -r requirements.txt`"),
     (S + "instances: [a]", "2:1", "unknown key 'instances'", "under `cluster:`"),
     (S + "cluster:", "2:1", "cluster is empty", "this machine"),
     (S + "cluster: ''", "2:1", "cluster is empty", "this machine"),

@@ -1,0 +1,99 @@
+"""`setup`: the job's own preparation of each node, before any worker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import HOSTILE, Workspace
+from tests.lan import Lan
+
+pytestmark = pytest.mark.net
+
+
+def job(workspace: Workspace, setup: str, *, instances: int = 1, name: str = "prepared", script: str = "", **keys: object) -> Path:
+    workspace.write(f"{name}.py", script)
+    cluster = {"instances": instances, "gpus_per_instance": 1, "device": "cpu", "dir": str(workspace.nodes)}
+    text = {"name": name, "script": f"{name}.py", "setup": setup, "cluster": cluster, **keys}
+    return workspace.write(f"{name}.yaml", json.dumps(text))
+
+
+def test_it_runs_in_the_tree_with_the_workers_variables(workspace: Workspace) -> None:
+    """What it prints is seen at once and afterwards; it is one process at a time on one machine; a secret stays one."""
+    secret, value = "s3cr3t-0f-th3-s3tup", "".join(HOSTILE)
+    setup = f"""
+        read line || echo no input
+        mkdir {workspace.root}/only-one
+        printf '%s' "$VALUE" > value
+        echo "$NODE_RANK ${{#TOKEN}} $(command -v python)" | tee made
+        rmdir {workspace.root}/only-one
+        sleep 300 &
+    """
+    script = "import os\nprint(open('made').read().split(), open('value', newline='').read() == os.environ['VALUE'])\n"
+    file = job(workspace, setup, instances=2, script=script, secrets=["TOKEN"], env={"VALUE": value})
+    result = workspace.dtrain("launch", file, env={"TOKEN": secret})
+    assert result.code == 0, result.err
+    python = Path(sys.executable).parent / "python"
+    logs = workspace.dtrain("logs").out
+    for i in range(2):
+        for line in (f"[node{i} setup] {i} {len(secret)} {python}", f"[node{i} setup] no input"):
+            assert line in result.err and line in logs
+        assert f"[{i}] ['{i}', '{len(secret)}', '{python}'] True" in logs
+    assert "setup on 2 nodes" in result.err and workspace.dtrain("logs", "--ranks", "0").out.count("setup") == 0
+    kept = [path for folder in ("state", "nodes") for path in (workspace.root / folder).rglob("*") if path.is_file()]
+    assert [path for path in kept if secret.encode() in path.read_bytes()] == []
+    assert workspace.leftovers() == {}
+
+
+def test_two_launches_at_once_wait_for_each_other(workspace: Workspace) -> None:
+    busy = workspace.root / "busy"
+    setup = f"mkdir {busy}\nsleep 1\nrmdir {busy}\n"
+    launches = [workspace.start("launch", job(workspace, setup, instances=2, name=name)) for name in ("one", "two")]
+    results = [workspace.wait(launch) for launch in launches]
+    assert [result.code for result in results] == [0, 0], [result.err for result in results]
+    assert any("waiting for another setup on this machine" in result.err for result in results)
+
+
+@pytest.mark.root
+def test_a_failure_on_one_of_two_nodes_ends_it_on_both(workspace: Workspace, lan: Lan) -> None:
+    workspace.write("train.py", "print('started')\n")
+    setup = 'echo "here on $NODE_RANK"; if [ $NODE_RANK = 0 ]; then sleep 300; fi\necho "no such package"\nfalse\necho "never said"\n'
+    text = {"name": "broken", "script": "train.py", "setup": setup, "cluster": "lan.yaml"}
+    result = workspace.dtrain("launch", workspace.write("job.yaml", json.dumps(text)), "--nodes", "n1,n2", timeout_s=60.0)
+    assert result.code == 78, result.err
+    assert "error: n2: setup failed with exit code 1; its last lines:\n  here on 1\n  no such package\nhint: " in result.err
+    assert "] never said" not in result.err and "] started" not in result.err
+    status = workspace.status("broken")
+    failure = status["first_failure"]
+    assert (status["state"], status["exit_code"], status["exit_source"]) == ("FAILED", 78, "dtrain")
+    assert (failure["node"], failure["rank"], failure["reason"], failure["log"]) == ("n2", None, "setup-failed", "logs/setup.log")
+    log = workspace.root / "state/dtrain/jobs" / status["job"] / "n2" / failure["log"]
+    assert log.read_text() == "here on 1\nno such package\n" and str(log) in result.err
+    assert "it was not started: n2: setup failed with exit code 1" in workspace.dtrain("status", "broken").out
+    workspace.until(lambda: not lan.processes(), "the nodes to end what they run", timeout_s=20.0)
+
+
+SLOW = "trap 'echo told to end > {0}/told; exit 1' TERM\ntouch {0}/here\nwhile true; do sleep 0.1; done\n"
+
+
+@pytest.mark.parametrize("how", ["stop", "ctrl-c", "killed"])
+def test_it_ends_with_the_launch(workspace: Workspace, how: str) -> None:
+    """TERM, and whatever comes after the grace; nothing of it is left, and no worker ran."""
+    launch = workspace.start("launch", job(workspace, SLOW.format(workspace.root), script="print('started')\n"))
+    workspace.until((workspace.root / "here").exists, "the setup")
+    if how == "stop":
+        assert (stop := workspace.dtrain("stop")).code == 0, stop.err
+    else:
+        launch.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGKILL)
+    result = workspace.wait(launch, timeout_s=30)
+    assert result.code == {"stop": 143, "ctrl-c": 130, "killed": -9}[how], result.err
+    workspace.until(lambda: workspace.leftovers() == {}, "the setup to end", timeout_s=20.0)
+    assert (workspace.root / "told").read_text() == "told to end\n"
+    assert "started" not in workspace.dtrain("logs").out
+    assert workspace.status()["state"] == ("FAILED" if how == "killed" else "STOPPED")
+    if how == "stop":  # the lock went with it
+        assert workspace.dtrain("launch", job(workspace, "true", name="next")).code == 0
