@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +20,14 @@ from dtrain.jobstate import JobState, State
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
-from dtrain.start import Progress, start, targets_of
+from dtrain.start import Progress, in_parallel, start, targets_of
 from dtrain.store import JobRecord, Store
 from dtrain.supervise import Supervisor
 from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher
 ASK_NODES_S = 3.0
+_LEAVE_S = 2.0
 _WAIT_S = (2.0, 4.0)  # between two looks at whether GPUs are free; at random, so that two who wait do not meet for ever
 
 
@@ -159,23 +162,43 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
 
     Returns:
         For each node, files there now and files that were sent.
+
+    Raises:
+        DtrainError: of some nodes they could not be brought; those of the others are there.
     """
     wanted = [target for target in targets(record) if node in (None, target.node)]
     if not wanted:
         raise NoSuchJob(f"job {record.job} has no node {node}", hint=f"its nodes: {', '.join(target.node for target in targets(record))}")
     make_ready_for(wanted)
-    fetched = {}
-    for target in wanted:
-        link = Link.open(target)
-        try:
-            fetched[target.node] = fetch_outputs(link, into / target.node, functools.partial(progress, target.node))
-        except (OSError, ValueError) as error:  # of our own disk; ValueError: a link there leads elsewhere
-            raise PreflightFailed(
-                f"{into / target.node}: the outputs cannot be written: {error}", hint="name another folder with --to"
-            ) from error
-        finally:
-            link.close()
-    return fetched
+    leaving = threading.Event()
+    under_way: list[threading.Event] = []
+
+    def moved(node: str, moved_bytes: int, total_bytes: int) -> None:
+        if leaving.is_set():
+            raise KeyboardInterrupt
+        progress(node, moved_bytes, total_bytes)
+
+    def fetch_from(target: Target) -> tuple[int, int]:
+        with contextlib.closing(Link.open(target)) as link:
+            ended = threading.Event()
+            under_way.append(ended)
+            try:
+                return fetch_outputs(link, into / target.node, functools.partial(moved, target.node))
+            except (OSError, ValueError) as error:  # of our own disk; ValueError: a link there leads elsewhere
+                raise PreflightFailed(
+                    f"{into / target.node}: the outputs cannot be written: {error}", hint="name another folder with --to"
+                ) from error
+            finally:
+                ended.set()
+
+    try:
+        return in_parallel([(target.node, functools.partial(fetch_from, target)) for target in wanted])
+    except BaseException:  # after Ctrl-C nobody waits for a node, but each file that is under way is removed
+        leaving.set()
+        until_s = time.monotonic() + _LEAVE_S
+        for ended in under_way:
+            ended.wait(max(0.0, until_s - time.monotonic()))
+        raise
 
 
 class _Quiet:

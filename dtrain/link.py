@@ -123,9 +123,9 @@ class Link:
             raise NodeUnreachable(f"{self.node}: the session ended: {cause}")
         return received
 
-    def ask(self, order: wire.Message) -> wire.Message:
+    def ask(self, order: wire.Message, payload: bytes = b"") -> wire.Message:
         """Send an order and wait for its reply."""
-        self.tell(order)
+        self.tell(order, payload)
         return self.answer()[0]
 
     def close(self) -> None:

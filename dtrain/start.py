@@ -27,7 +27,7 @@ from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
-from dtrain.sync import git_commit, scan_workdir, send_tree, tree_hash
+from dtrain.sync import Snapshot, git_commit, scan_workdir, send_tree
 
 _CONNECTIONS_AT_ONCE = 64
 _LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
@@ -81,6 +81,10 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             running then, on any node.
     """
     make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
+    snapshot = None
+    if spec.sync:
+        progress.step("reading the working directory")
+        snapshot = scan_workdir(spec.workdir, spec.outputs, store.digests)
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
     make_ready_for(targets)
@@ -89,8 +93,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     try:
         facts = _probe(spec, links)
         launchers.check(spec.launcher, facts)
-        make_plan(spec, facts, lease_s=lease_s)  # GPUs that are not free are told before the rest is tried and read
-        entries = scan_workdir(spec.workdir, spec.outputs) if spec.sync else ()
+        make_plan(spec, facts, lease_s=lease_s)  # GPUs that are not free are told before the rest is tried
         if len(links) > 1:
             progress.step("proving the rendezvous")
         plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
@@ -103,7 +106,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             workdir=spec.workdir,
             outputs=spec.outputs,
             git_commit=git_commit(spec.workdir),
-            workdir_hash=tree_hash(entries) if spec.sync else None,
+            workdir_hash=snapshot.hash if snapshot is not None else None,
             files={"plan.json": plan_json(spec, plan, in_order), **({"job.yaml": dump_job(spec)} if job_file(spec) else {})},
             overrides=spec.overrides,
         )
@@ -113,7 +116,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         watched = _Stoppable(progress, store, job)
         try:
             prepared = _on_all(
-                links, lambda node, link: _prepare(spec, plan, commands[node], link, entries, secrets, watches.get(node), watched)
+                links, lambda node, link: _prepare(spec, plan, commands[node], link, snapshot, secrets, watches.get(node), watched)
             )
             if spec.setup is not None:
                 _set_up(links, store, job, plan, progress)
@@ -168,7 +171,7 @@ def _connect(targets: Sequence[Target]) -> dict[str, Link]:
         links[target.node] = Link.open(target)
 
     try:
-        _in_parallel([(target.node, lambda target=target: connect(target)) for target in targets])  # type: ignore[misc]
+        in_parallel([(target.node, lambda target=target: connect(target)) for target in targets])  # type: ignore[misc]
     except BaseException:
         for link in links.values():
             link.close()
@@ -230,12 +233,13 @@ def _prepare(
     plan: LaunchPlan,
     command: NodeCommand,
     link: Link,
-    entries: tuple[wire.TreeEntry, ...],
+    snapshot: Snapshot | None,
     secrets: dict[str, str],
     watch: wire.Watch | None,
     progress: _Stoppable,
 ) -> wire.Prepared:
-    send_tree(link, spec.workdir, entries, lambda sent, total: progress.sending(command.node, sent, total))
+    if snapshot is not None:
+        send_tree(link, snapshot, lambda sent, total: progress.sending(command.node, sent, total))
     node = next(node for node in plan.nodes if node.name == command.node)
     reply = link.ask(
         wire.Prepare(
@@ -246,7 +250,7 @@ def _prepare(
             secrets=secrets,
             num_workers=len(node.workers),
             gpus=node.gpus,
-            entries=entries,
+            tree=None if snapshot is None else snapshot.hash,
             workdir=None if spec.sync else str(spec.workdir),
             outputs=spec.outputs,
             grace_s=plan.grace_s,
@@ -346,10 +350,10 @@ def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link
 
 def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
     tasks = [(node, lambda node=node, link=link: work(node, link)) for node, link in links.items()]
-    return _in_parallel(tasks, at_once)
+    return in_parallel(tasks, at_once)
 
 
-def _in_parallel(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
+def in_parallel(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
     """Results by node; where some fail, one error that tells of all of them."""
     pool = ThreadPoolExecutor(max(1, min(at_once, len(work))))
     try:

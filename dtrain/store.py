@@ -4,6 +4,7 @@
     $XDG_STATE_HOME/dtrain/jobs/JOB/plan.json  what was launched, without secrets
                                    /job.yaml   the job with its cluster, to launch it again
                                    /NODE/logs/rank0.log ...  copies of the nodes' streams, byte for byte
+    $XDG_STATE_HOME/dtrain/digests/            of the files of working directories; may be deleted at any time
 
 An event is kept with its byte offset in the node's stream, so taking the same bytes twice changes nothing.
 """
@@ -98,6 +99,11 @@ class Store:
     def default(cls, environ: Mapping[str, str] = os.environ) -> Store:
         home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         return cls(Path(home) / "dtrain")
+
+    @property
+    def digests(self) -> Path:
+        """Where digests.py keeps what it knows."""
+        return self.root / "digests"
 
     # ---- jobs ----
 

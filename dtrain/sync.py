@@ -2,49 +2,126 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import math
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from dtrain.digests import Digests
 from dtrain.errors import PreflightFailed
 from dtrain.link import Link
 from dtrain.node import tree, wire
-from dtrain.node.wire import TreeEntry
+from dtrain.node.tree import Found, TreeEntry
 
+LIMIT_BYTES = 500_000_000  # of a working directory
+_LOOK_ON_S = 1.0  # beyond the limit, so that all that is large is named at once; but a workdir may be a whole disk
+_MOST_LARGEST = 5
 _IGNORE_FILES = (".gitignore", ".dtrainignore")
+_PARTIAL = ".dtrain-partial-"
+_OLD_S = 86400.0
 
 
-def scan_workdir(workdir: Path, outputs: str) -> tuple[TreeEntry, ...]:
-    """What of the working directory goes to the nodes: all but .git, the outputs, and what the ignore files name.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What of a working directory goes to the nodes, by content."""
+
+    root: Path
+    entries: tuple[TreeEntry, ...]
+    manifest: bytes  # the entries as they are sent
+
+    @property
+    def hash(self) -> str:
+        return tree.manifest_hash(self.manifest)
+
+
+def scan_workdir(workdir: Path, outputs: str, digests: Path) -> Snapshot:
+    """All of the working directory but .git folders, the outputs, and what the ignore files name.
+
+    Args:
+        digests: folder that keeps digests of files from one launch to the next.
 
     Raises:
-        PreflightFailed: a file cannot be read.
+        PreflightFailed: a file cannot be read, or they are too many.
     """
     rules = _IgnoreRules(workdir)
 
     def keep(path: str, folder: bool) -> bool:
-        return path not in (".git", outputs) and not rules.ignore(path, folder)
+        return path != outputs and path.rpartition("/")[2] != ".git" and not rules.ignore(path, folder)
 
+    known = Digests(digests, workdir)
+    entries = []
     try:
-        return tuple(tree.scan(str(workdir), keep))
+        for found in _within_limit(workdir, tree.scan(str(workdir), keep)):
+            is_file = not found.folder and found.link is None
+            with contextlib.suppress(FileNotFoundError):  # it vanished meanwhile
+                digest = known.of(found) if is_file else ""
+                entries.append(TreeEntry(found.path, found.mode, found.size_bytes, digest, found.link, found.folder))
     except OSError as error:
         raise PreflightFailed(
             f"the working directory cannot be read: {error.filename}: {error.strerror}", hint="name what is not needed in .dtrainignore"
         ) from error
+    known.save()
+    return Snapshot(workdir, tuple(entries), tree.pack(entries))
 
 
-def tree_hash(entries: Sequence[TreeEntry]) -> str:
-    """One name for the whole: equal for equal files, whenever and from wherever they were read."""
-    digest = hashlib.blake2b(digest_size=8)
-    for entry in entries:
-        digest.update(wire.to_json(entry).encode() + b"\n")
-    return digest.hexdigest()
+def _within_limit(workdir: Path, scan: Iterator[Found]) -> list[Found]:
+    """What was found.
+
+    Raises:
+        PreflightFailed: it is too much.
+    """
+    files: list[Found] = []
+    total, until_s = 0, math.inf
+    try:
+        for found in scan:
+            files.append(found)
+            total += found.size_bytes
+            if total > LIMIT_BYTES:
+                until_s = min(until_s, time.monotonic() + _LOOK_ON_S)
+                if time.monotonic() > until_s:
+                    break
+    except OSError:
+        if total <= LIMIT_BYTES:
+            raise
+    if total > LIMIT_BYTES:
+        largest = ", ".join(f"{path} {_megabytes(size)}" for path, size in _largest(files))
+        raise PreflightFailed(
+            f"{workdir} is too large: {_megabytes(total)} or more, where at most {_megabytes(LIMIT_BYTES)} are sent; largest: {largest}",
+            hint="name what is not needed in .dtrainignore, or put it where all nodes see it and set sync: false",
+        )
+    return files
+
+
+def _largest(files: Sequence[Found]) -> list[tuple[str, int]]:
+    """What takes most of the room, each as deep below as nearly all of it is in one place."""
+    sizes: dict[str, int] = {}
+    inner: dict[str, dict[str, None]] = {}
+    for found in files:
+        path = found.path
+        while path:
+            sizes[path] = sizes.get(path, 0) + found.size_bytes
+            above = path.rpartition("/")[0]
+            inner.setdefault(above, {})[path] = None
+            path = above
+    largest = []
+    for path in sorted(inner[""], key=sizes.__getitem__, reverse=True)[:_MOST_LARGEST]:
+        while path in inner and sizes[deeper := max(inner[path], key=sizes.__getitem__)] > 0.9 * sizes[path]:
+            path = deeper
+        largest.append((path, sizes[path]))
+    return largest
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
 
 
 def git_commit(workdir: Path) -> str | None:
@@ -58,79 +135,135 @@ def git_commit(workdir: Path) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def send_tree(link: Link, workdir: Path, entries: Sequence[TreeEntry], progress: Callable[[int, int], None]) -> None:
-    """Send a node what it lacks of these files' contents.
+def send_tree(link: Link, snapshot: Snapshot, progress: Callable[[int, int], None]) -> None:
+    """Send a node what it lacks of these files' contents: one question where that is nothing, else one stream.
 
     Args:
         progress: called with bytes sent and bytes to send.
     """
-    reply = link.ask(wire.OfferTree(tuple(entries)))
+    reply = link.ask(wire.OfferTree(snapshot.hash))
+    if isinstance(reply, wire.WantFiles) and reply.manifest:
+        reply = link.ask(wire.PutManifest(snapshot.hash), snapshot.manifest)
     assert isinstance(reply, wire.WantFiles)
-    wanted = set(reply.digests)
-    files = [(entry, workdir / entry.path) for entry in {entry.digest: entry for entry in entries}.values() if entry.digest in wanted]
-    total = sum(entry.size_bytes for entry, _ in files)
-    sent = 0
-    for entry, path in files:
+    if not reply.digests:
+        return
+    by_digest = {entry.digest: entry for entry in snapshot.entries}
+    wanted = [by_digest[digest] for digest in reply.digests]
+    sent, total = 0, sum(entry.size_bytes for entry in wanted)
+    for part in _stream(snapshot.root, wanted):
+        link.tell(wire.PutBytes(), part)
+        sent += len(part)
+        progress(sent, total)
+    link.answer()
+
+
+def _stream(root: Path, wanted: Sequence[TreeEntry]) -> Iterator[bytes]:
+    """The contents one after the other, cut into frames."""
+    gathered = bytearray()
+    for entry in wanted:
+        path, left = root / entry.path, entry.size_bytes
         try:
-            for part in tree.read_parts(str(path), entry.size_bytes):
-                link.tell(wire.PutFile(entry.digest, entry.path, last=False), part)
-                sent += len(part)
-                progress(sent, total)
+            for part in tree.read_parts(str(path), left):
+                left -= len(part)
+                gathered += part
+                if len(gathered) >= wire.CHUNK_BYTES:
+                    yield bytes(gathered)
+                    gathered.clear()
         except OSError as error:
-            raise PreflightFailed(f"{path} cannot be sent: {error.strerror}", hint="name it in .dtrainignore, or launch again") from error
-        link.tell(wire.PutFile(entry.digest, entry.path, last=True))
-    if files:
-        link.ask(wire.FilesSent())
+            raise _unsent(path, error.strerror or str(error)) from error
+        if left:
+            raise _unsent(path, "it became shorter meanwhile")
+    if gathered:
+        yield bytes(gathered)
+
+
+def _unsent(path: Path, cause: str) -> PreflightFailed:
+    return PreflightFailed(f"{path} cannot be sent: {cause}", hint="name it in .dtrainignore, or launch again")
 
 
 def fetch_outputs(link: Link, into: Path, progress: Callable[[int, int], None]) -> tuple[int, int]:
-    """Bring what a node keeps under the job's name into a folder; files that are the same there already are not sent.
+    """Bring what a node keeps under the job's name into a folder, but for files of the size and time that are there already.
 
     Returns:
         Files there now and files that were sent.
     """
-    reply = link.ask(wire.ListOutputs())
-    assert isinstance(reply, wire.OutputFiles)
-    if reply.entries:
+    link.tell(wire.ListOutputs())
+    entries = tree.unpack(Found, link.answer()[1])
+    if entries:
         into.mkdir(parents=True, exist_ok=True)
+        _remove_old_partials(into)
     files = []
-    for entry in reply.entries:
+    for entry in entries:
         path = Path(tree.inside(str(into), entry.path))
         if entry.folder:
+            _make_way(path, for_folder=True)
             path.mkdir(exist_ok=True)
         elif entry.link is not None:
+            _make_way(path, for_folder=False)
             path.unlink(missing_ok=True)
             path.symlink_to(entry.link)
-        elif path.is_symlink() or not path.is_file() or tree.file_digest(str(path)) != entry.digest:
-            files.append((entry, path))
-    total = sum(entry.size_bytes for entry, _ in files)
-    before = 0
-    for entry, path in files:
-        before += _fetch_file(link, entry, path, lambda size, before=before: progress(before + size, total))  # type: ignore[misc]
-    return sum(not entry.folder for entry in reply.entries), len(files)
+        elif not _is_same(path, entry):
+            _make_way(path, for_folder=False)
+            files.append(entry)
+    link.tell(wire.GetOutputs(tuple(entry.path for entry in files)))
+    total = sum(entry.size_bytes for entry in files)
+    before = num_gone = 0
+    for entry in files:
+        path = Path(tree.inside(str(into), entry.path))  # anew: a folder above it may be a link by now
+        size = _fetch_file(link, entry, path, into, lambda size, before=before: progress(before + size, total))  # type: ignore[misc]
+        num_gone += size is None
+        before += size or 0
+    return sum(not entry.folder for entry in entries) - num_gone, len(files) - num_gone
 
 
-def _fetch_file(link: Link, entry: TreeEntry, path: Path, progress: Callable[[int], None]) -> int:
-    """Write a file beside its place and move it there when it is whole. Returns its size."""
-    link.tell(wire.GetOutput(entry.path))
-    size = 0
-    fd, partial = tempfile.mkstemp(dir=path.parent, prefix=".dtrain-")
+def _is_same(path: Path, entry: Found) -> bool:
+    try:
+        here = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(here.st_mode) and (here.st_size, here.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
+
+
+def _make_way(path: Path, *, for_folder: bool) -> None:
+    """Remove what is of the other kind; a folder with something in it stays, and is an error of rmdir's."""
+    if for_folder and (path.is_symlink() or path.is_file()):
+        path.unlink()
+    elif not for_folder and path.is_dir() and not path.is_symlink():
+        path.rmdir()
+
+
+def _fetch_file(link: Link, entry: Found, path: Path, into: Path, progress: Callable[[int], None]) -> int | None:
+    """Write a file and move it to its place when it is whole. Returns its size; None where it is gone."""
+    size, message = 0, wire.FileBytes(last=False)
+    fd, partial = tempfile.mkstemp(dir=into, prefix=_PARTIAL)
     try:
         with open(fd, "wb") as file:
-            while True:
-                message, part = link.answer()
-                assert isinstance(message, wire.FileBytes)
-                if message.last:
-                    break
+            while not message.last:
+                answer, part = link.answer()
+                assert isinstance(answer, wire.FileBytes)
+                message = answer
                 file.write(part)
                 size += len(part)
                 progress(size)
-        os.chmod(partial, entry.mode)
+        if message.gone:
+            os.unlink(partial)
+            return None
+        os.chmod(partial, entry.mode & 0o777)  # no setuid from elsewhere
+        os.utime(partial, ns=(entry.mtime_ns, entry.mtime_ns))
         os.replace(partial, path)
     except BaseException:
-        os.unlink(partial)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
         raise
     return size
+
+
+def _remove_old_partials(into: Path) -> None:
+    """Of a fetch that was killed; not of one that is under way."""
+    for partial in into.glob(f"{_PARTIAL}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - partial.lstat().st_mtime > _OLD_S:
+                partial.unlink()
 
 
 class _IgnoreRules:
@@ -138,25 +271,24 @@ class _IgnoreRules:
 
     def __init__(self, workdir: Path) -> None:
         self._workdir = workdir
-        self._of_folder: dict[str, GitIgnoreSpec] = {}
+        self._of_folder: dict[str, GitIgnoreSpec | None] = {}
 
     def ignore(self, path: str, folder: bool) -> bool:
         name = path + "/" if folder else path
-        parts = path.split("/")
-        for depth in range(len(parts) - 1, -1, -1):
-            above = "/".join(parts[:depth])
-            below = name[len(above) + 1 :] if above else name
-            said = self._rules(above).check_file(below).include
-            if said is not None:
-                return said
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            rules = self._rules(above)
+            if rules is not None:
+                said = rules.check_file(name[len(above) + 1 :] if above else name).include
+                if said is not None:
+                    return said
         return False
 
-    def _rules(self, folder: str) -> GitIgnoreSpec:
+    def _rules(self, folder: str) -> GitIgnoreSpec | None:
+        """Of the ignore files in a folder; None where it has none."""
         if folder not in self._of_folder:
-            lines: list[str] = []
-            for name in _IGNORE_FILES:
-                file = self._workdir / folder / name
-                if file.is_file():
-                    lines += file.read_text(errors="replace").splitlines()
-            self._of_folder[folder] = GitIgnoreSpec.from_lines(lines)
+            files = [self._workdir / folder / name for name in _IGNORE_FILES]
+            lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
+            self._of_folder[folder] = GitIgnoreSpec.from_lines(lines) if lines else None
         return self._of_folder[folder]

@@ -14,10 +14,12 @@ import time
 from dataclasses import dataclass
 
 from dtrain.node import wire
+from dtrain.node.tree import Trees
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of dtrain's own code
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UNSETTLED = "unsettled"
+_TREES_TIMEOUT_S = 60.0
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -47,6 +49,26 @@ class NodeDir:
         """Contents of synced files, each named by its digest."""
         return os.path.join(self.root, "blobs")
 
+    def trees(self) -> Trees:
+        return Trees(self.blobs, os.path.join(self.root, "manifests"))
+
+    def lock_trees(self, *, shared: bool, timeout_s: float = _TREES_TIMEOUT_S) -> int:
+        """Shared by those who bring trees or lay them out, against one who removes what no job uses.
+
+        Raises:
+            BlockingIOError: it is taken.
+        """
+        return lock(os.path.join(self.root, "trees.lock"), timeout_s, shared=shared)
+
+    @property
+    def jobs(self) -> str:
+        return os.path.join(self.root, "jobs")
+
+    @property
+    def removed(self) -> str:
+        """What is about to be deleted."""
+        return os.path.join(self.root, "removed")
+
     def outputs(self, job_name: str, node: str) -> str:
         """What jobs of that name keep on the node; never removed by dtrain."""
         return os.path.join(self.root, "outputs", job_name, node)
@@ -56,7 +78,7 @@ class NodeDir:
         return os.path.join(self.root, "gpus", f"{index}.lock")
 
     def job(self, job: str, node: str) -> JobFolder:
-        return JobFolder(os.path.join(self.root, "jobs", job, node))
+        return JobFolder(os.path.join(self.jobs, job, node))
 
     def unsettled(self) -> list[JobFolder]:
         """Jobs that began here, and whose last event nobody has written yet."""
@@ -77,6 +99,23 @@ class JobFolder:
     def tree(self) -> str:
         """The job's own copy of the working directory."""
         return os.path.join(self.path, "tree")
+
+    def use_tree(self, name: str) -> None:
+        """Note which tree the job has: as long as the job's folder is there, so are the contents of that tree's files."""
+        with open(self._tree_name, "w") as file:
+            file.write(name)
+
+    def used_tree(self) -> str:
+        """ "" where that is none."""
+        try:
+            with open(self._tree_name) as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    @property
+    def _tree_name(self) -> str:
+        return os.path.join(self.path, "tree-name")
 
     def stream(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -104,6 +143,10 @@ class JobFolder:
     def setup_lock(self) -> str:
         """Locked while a job of this machine is being set up."""
         return os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(self.path))), "setup.lock")
+
+    @property
+    def is_unsettled(self) -> bool:
+        return os.path.exists(self._mark)
 
     @property
     def _mark(self) -> str:
@@ -168,7 +211,7 @@ class JobFolder:
         return connection
 
 
-def lock(path: str, timeout_s: float = 0.0) -> int:
+def lock(path: str, timeout_s: float = 0.0, *, shared: bool = False) -> int:
     """Lock a file; the lock lives as long as a process that holds the descriptor, or a copy that it inherited.
 
     Args:
@@ -181,7 +224,7 @@ def lock(path: str, timeout_s: float = 0.0) -> int:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ class Refused(Exception):
         self.failed = failed
 
 
-def prepare(order: wire.Prepare, about: wire.Open, blobs: tree.Blobs, held_port: Optional[socket.socket]) -> wire.Prepared:
+def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port: Optional[socket.socket]) -> wire.Prepared:
     """Start guard and agent of a job.
 
     Args:
@@ -50,7 +51,11 @@ def prepare(order: wire.Prepare, about: wire.Open, blobs: tree.Blobs, held_port:
             raise Refused(_taken(taken, about)) from None
         except BlockingIOError:
             raise Refused(_runs_already(about)) from None
-        _lay_out(order, folder, blobs, node_dir.outputs(about.name, about.node))
+        try:
+            _lay_out(order, folder, trees, node_dir.outputs(about.name, about.node))
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)  # of a full disk above all
+            raise
         watch_port, watch_fd = 0, -1
         if order.watch is not None and order.watch.node == order.watch.first:
             watch_listener = held.enter_context(_watch_listener(order.watch))
@@ -72,12 +77,15 @@ def no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
     return wire.Failed("setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them")
 
 
-def _lay_out(order: wire.Prepare, folder: JobFolder, blobs: tree.Blobs, output_dir: str) -> None:
+def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_dir: str) -> None:
     os.makedirs(output_dir, mode=0o700, exist_ok=True)
-    if order.workdir is None:
-        blobs.make_tree(order.entries, folder.tree)
+    if order.tree is not None:
+        entries = trees.manifest(order.tree)
+        assert entries is not None
+        folder.use_tree(order.tree)
+        trees.make_tree(entries, folder.tree)
         tree.link_outputs(folder.tree, order.outputs, output_dir)
-    elif not os.path.isdir(order.workdir):
+    elif order.workdir is None or not os.path.isdir(order.workdir):
         problem = f"the working directory {order.workdir} is not there"
         raise Refused(wire.Failed("setup", problem, "sync: true sends it to the nodes"))
 

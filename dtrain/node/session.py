@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import activation, network, preparation, probe, remains, tree, wire
+from dtrain.node import activation, network, preparation, probe, prune, remains, tree, wire
 from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -56,7 +56,9 @@ class _Session:
         self._folder: JobFolder
         self._output_dir = ""
         self._environ: Optional[dict[str, str]] = None  # that of `activate`
-        self._blobs: tree.Blobs
+        self._trees: tree.Trees
+        self._incoming: Optional[tree.Incoming] = None
+        self._syncing: Optional[int] = None  # a lock: nobody removes what jobs do not use
         self._at_end = contextlib.ExitStack()
         self._held_port: Optional[socket.socket] = None
         self._listener: Optional[network.Listener] = None
@@ -134,11 +136,12 @@ class _Session:
         elif isinstance(order, wire.Settle):
             self._settle(order)
         elif isinstance(order, wire.OfferTree):
-            self._reply(wire.WantFiles(self._blobs.missing(order.entries)))
-        elif isinstance(order, wire.PutFile):
-            self._put(order, payload)
-        elif isinstance(order, wire.FilesSent):
-            self._reply(self._put_failed or wire.Done())
+            self._offered(order.tree)
+        elif isinstance(order, wire.PutManifest):
+            self._trees.put_manifest(order.tree, payload)
+            self._offered(order.tree)
+        elif isinstance(order, wire.PutBytes):
+            self._put(payload)
         elif isinstance(order, wire.Prepare):
             self._prepare(order)
         elif isinstance(order, wire.Setup):
@@ -151,9 +154,10 @@ class _Session:
         elif isinstance(order, wire.StillHere):
             return
         elif isinstance(order, wire.ListOutputs):
-            self._reply(wire.OutputFiles(tuple(tree.scan(self._output_dir)) if os.path.isdir(self._output_dir) else ()))
-        elif isinstance(order, wire.GetOutput):
-            self._send_file(os.path.join(self._output_dir, order.path))
+            self._send(wire.OutputFiles(), tree.pack(tree.scan(self._output_dir)))
+        elif isinstance(order, wire.GetOutputs):
+            for path in order.paths:
+                self._send_file(os.path.join(self._output_dir, path))
         else:
             raise ValueError(f"a session takes no {type(order).__name__}")
 
@@ -163,8 +167,7 @@ class _Session:
         remains.settle(self._node_dir)
         self._folder = self._node_dir.job(order.job, order.node)
         self._output_dir = self._node_dir.outputs(order.name, order.node)
-        self._blobs = tree.Blobs(self._node_dir.blobs)
-        self._at_end.callback(self._blobs.close)
+        self._trees = self._node_dir.trees()
         self._reply(wire.Done())
 
     def _probe(self, order: wire.Probe) -> None:
@@ -198,26 +201,42 @@ class _Session:
             self._held_port = None
         self._reply(wire.Done())
 
-    def _put(self, order: wire.PutFile, payload: bytes) -> None:
-        """Keep the first failure for FilesSent: the other side reads no answer before it has sent all."""
-        if self._put_failed is not None:
-            return
+    def _offered(self, name: str) -> None:
+        """Say what is missing of a tree; what is here of it stays until the job has it, or this session ends."""
+        if self._syncing is None:
+            self._syncing = self._node_dir.lock_trees(shared=True)
+        entries = self._trees.manifest(name)
+        wanted = [] if entries is None else self._trees.missing(entries)
+        if wanted:
+            self._incoming = self._trees.receive(wanted)
+            self._at_end.callback(self._incoming.close)
+        self._reply(wire.WantFiles(entries is None, tuple(entry.digest for entry in wanted)))
+
+    def _put(self, payload: bytes) -> None:
+        """Keep the first failure for the end: the other side reads no answer before it has sent all."""
+        assert self._incoming is not None
         try:
-            if not self._blobs.put(order.digest, payload, order.last):
-                again = "name it in .dtrainignore, or launch again"
-                self._put_failed = wire.Failed("setup", f"{order.path} changed while it was sent", again)
+            self._incoming.take(payload)
         except OSError as error:
             self._put_failed = _failed(error)
+        except ValueError as error:
+            self._put_failed = wire.Failed("setup", str(error), "name it in .dtrainignore, or launch again")
+        if not self._incoming.left_bytes:
+            self._reply(self._put_failed or wire.Done())
 
     def _prepare(self, order: wire.Prepare) -> None:
         order = dataclasses.replace(order, environ=self._environ)
-        prepared = preparation.prepare(order, self._about, self._blobs, self._held_port)
+        prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
         self._agent = self._folder.connect()
         self._agent.sendall(wire.frame(wire.Hold()))
         self._reply(prepared)
+        if self._syncing is not None:
+            os.close(self._syncing)
+            self._syncing = None
+        threading.Thread(target=prune.prune, args=(self._node_dir,)).start()  # nobody waits for it; what it does not come to, the next does
 
     def _tell_agent(self, order: wire.Message) -> None:
         try:
@@ -259,9 +278,14 @@ class _Session:
         self._reply(wire.CaughtUp(alive, known))
 
     def _send_file(self, path: str) -> None:
-        for part in tree.read_parts(path):
-            self._send(wire.FileBytes(last=False), part)
-        self._reply(wire.FileBytes(last=True))
+        try:
+            left = os.stat(path).st_size
+            for part in tree.read_parts(path, left):
+                left -= len(part)
+                self._send(wire.FileBytes(last=False), part)
+            self._send(wire.FileBytes(last=True), b"")
+        except FileNotFoundError:  # a job that runs removes its old checkpoints
+            self._send(wire.FileBytes(last=True, gone=True), b"")
 
     def _reply(self, message: wire.Message) -> None:
         self._send(message, b"")

@@ -1,120 +1,302 @@
-"""The working directory on a node: file contents by digest, and a tree of each job's own made from them."""
+"""The working directory on a node: file contents by digest, lists of files by hash, and a tree of each job's own made from them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-import shutil
+import secrets
 import stat
-import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Callable, Optional
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Callable, NamedTuple, Optional, TypeVar
 
-from dtrain.node.wire import CHUNK_BYTES, TreeEntry
+from dtrain.node.wire import CHUNK_BYTES
 
-
-def file_digest(path: str) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    with open(path, "rb") as file:
-        while True:
-            part = file.read(1 << 20)
-            if not part:
-                return digest.hexdigest()
-            digest.update(part)
+_INCOMING = "incoming-"
+_READ_BYTES = 1 << 20
+_Row = TypeVar("_Row", bound="NamedTuple")
 
 
-def scan(root: str, keep: Callable[[str, bool], bool] = lambda path, folder: True) -> list[TreeEntry]:
-    """Every file, symlink and folder below `root` that `keep(path, is_folder)` wants, sorted by path.
+class Found(NamedTuple):
+    """A file, symlink or folder as it lies on a disk, named relative to where the scan began."""
 
-    A folder that is not kept is not entered. Sockets, pipes and devices are passed over.
+    path: str
+    mode: int  # permission bits
+    size_bytes: int  # 0 for a symlink or folder
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    link: Optional[str] = None  # target of a symlink
+    folder: bool = False
+
+
+class TreeEntry(NamedTuple):
+    """A file, symlink or folder of the working directory, named relative to it. A folder comes before what is in it."""
+
+    path: str
+    mode: int  # permission bits
+    size_bytes: int  # 0 for a symlink or folder
+    digest: str  # of a file's content; "" for a symlink or folder
+    link: Optional[str] = None  # target of a symlink
+    folder: bool = False
+
+
+def pack(rows: Iterable[NamedTuple]) -> bytes:
+    """A list of Found or TreeEntry as it is sent and stored: equal for equal rows."""
+    return json.dumps(list(rows), separators=(",", ":")).encode()
+
+
+def unpack(kind: type[_Row], data: bytes) -> list[_Row]:
+    """The list that `pack` was given.
+
+    Raises:
+        ValueError: it is no such list.
     """
-    return list(_scan(root, "", keep))
+    try:
+        return [kind(*row) for row in json.loads(data)]
+    except TypeError as error:
+        raise ValueError(f"not a list of files: {data[:200]!r}") from error
 
 
-def _scan(root: str, below: str, keep: Callable[[str, bool], bool]) -> Iterator[TreeEntry]:
-    for item in sorted(os.scandir(os.path.join(root, below)), key=lambda item: item.name):
+def manifest_hash(manifest: bytes) -> str:
+    """One name for a whole tree: equal for equal files, whenever and from wherever they were read."""
+    return hashlib.blake2b(manifest, digest_size=16).hexdigest()
+
+
+def file_digest(path: str, size_bytes: int) -> str:
+    """Of a file's content, or of as much of it as it had when it was looked at."""
+    digest = _new_digest()
+    for part in read_parts(path, size_bytes):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=20)
+
+
+def scan(root: str, keep: Callable[[str, bool], bool] = lambda path, folder: True) -> Iterator[Found]:
+    """Every file, symlink and folder below `root` that `keep(path, is_folder)` wants; a folder before what is in it.
+
+    A folder that is not kept is not entered. Sockets, pipes and devices are passed over, and so is what vanishes meanwhile.
+    """
+    return _scan(root, "", keep)
+
+
+def _scan(root: str, below: str, keep: Callable[[str, bool], bool]) -> Iterator[Found]:
+    for item in sorted(_items(os.path.join(root, below)), key=lambda item: item.name):
         path = f"{below}/{item.name}" if below else item.name
         folder = item.is_dir(follow_symlinks=False)
         if not keep(path, folder):
             continue
-        status = item.stat(follow_symlinks=False)
-        mode = stat.S_IMODE(status.st_mode)
-        if item.is_symlink():
-            yield TreeEntry(path, mode, 0, "", link=os.readlink(item.path))
-        elif folder:
-            yield TreeEntry(path, mode, 0, "", folder=True)
-            yield from _scan(root, path, keep)
-        elif item.is_file(follow_symlinks=False):
-            yield TreeEntry(path, mode, status.st_size, file_digest(item.path))
-
-
-class Blobs:
-    """File contents, each under its digest, so that no content is sent twice."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._incoming: Optional[tuple[str, int]] = None  # path and descriptor of the file that is being received
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-
-    def missing(self, entries: Sequence[TreeEntry]) -> tuple[str, ...]:
-        """Digests among the entries whose content is not here."""
-        wanted = dict.fromkeys(entry.digest for entry in entries if entry.digest)
-        return tuple(digest for digest in wanted if not os.path.exists(self._path(digest)))
-
-    def put(self, digest: str, part: bytes, last: bool) -> bool:
-        """Take the next part of a content. False: that was the last, and the whole is not what its digest says."""
-        if self._incoming is None:
-            fd, path = tempfile.mkstemp(dir=self._folder, prefix="incoming-")
-            self._incoming = path, fd
-        path, fd = self._incoming
         try:
-            _write_all(fd, part)
-        except OSError:
-            self.close()
-            raise
-        if last:
-            self._incoming = None
-            os.close(fd)
-            if file_digest(path) != digest:
-                os.unlink(path)
-                return False
-            os.makedirs(os.path.dirname(self._path(digest)), mode=0o700, exist_ok=True)
-            os.replace(path, self._path(digest))
-        return True
+            status = item.stat(follow_symlinks=False)
+            link = os.readlink(item.path) if stat.S_ISLNK(status.st_mode) else None
+        except FileNotFoundError:
+            continue
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file or folder or link is not None:
+            size_bytes = status.st_size if is_file else 0
+            mode = stat.S_IMODE(status.st_mode)
+            yield Found(path, mode, size_bytes, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, link, folder)
+        if folder:
+            yield from _scan(root, path, keep)
 
-    def close(self) -> None:
-        """Forget what was received of a content that never came to its end."""
-        if self._incoming is not None:
-            path, fd = self._incoming
-            self._incoming = None
-            os.close(fd)
-            os.unlink(path)
+
+def _items(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as items:
+            return list(items)
+    except FileNotFoundError:
+        return []
+
+
+class Trees:
+    """What is kept of synced trees: each content once, by its digest, and the list of each tree's files, by its hash.
+
+    A list comes before the contents that only it wants, and goes after them.
+    """
+
+    def __init__(self, blobs: str, manifests: str) -> None:
+        self._blobs = blobs
+        self._manifests = manifests
+
+    def manifest(self, name: str) -> Optional[list[TreeEntry]]:
+        """The files of a tree; None where nothing is known of it."""
+        try:
+            with open(self._manifest_path(name), "rb") as file:
+                return unpack(TreeEntry, file.read())
+        except FileNotFoundError:
+            return None
+
+    def put_manifest(self, name: str, data: bytes) -> None:
+        if manifest_hash(data) != name:
+            raise ValueError("the list of files is not the one that was offered")
+        unpack(TreeEntry, data)
+        os.makedirs(self._manifests, mode=0o700, exist_ok=True)
+        partial = os.path.join(self._manifests, f"{_INCOMING}{secrets.token_hex(8)}")
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                _write_all(fd, memoryview(data))
+            finally:
+                os.close(fd)
+            os.rename(partial, self._manifest_path(name))
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+            raise
+
+    def missing(self, entries: Sequence[TreeEntry]) -> list[TreeEntry]:
+        """One entry for each content that is not here, in the order of the entries. An empty content needs none."""
+        wanted = {entry.digest: entry for entry in entries if entry.size_bytes}
+        return [entry for entry in wanted.values() if self._size(entry.digest) != entry.size_bytes]
+
+    def receive(self, wanted: Sequence[TreeEntry]) -> Incoming:
+        os.makedirs(self._blobs, mode=0o700, exist_ok=True)
+        return Incoming(self._blobs, wanted)
 
     def make_tree(self, entries: Sequence[TreeEntry], root: str) -> None:
-        """Lay out the entries below `root`, which must not exist. Files are copies: a job may change its own."""
+        """Lay out the entries below `root`, which must not exist. Files are copies: a job may change its own.
+
+        Raises:
+            ValueError: an entry does not lie in a folder of this tree.
+        """
         os.makedirs(root, mode=0o700)
+        folders = {"": 0o700}
         for entry in entries:
-            path = inside(root, entry.path)
+            above, _, name = entry.path.rpartition("/")
+            if above not in folders or name in ("", ".", ".."):  # a symlink is no folder
+                raise ValueError(f"not a path inside the working directory: {entry.path!r}")
+            path = f"{root}/{entry.path}"
             if entry.link is not None:
                 os.symlink(entry.link, path)
             elif entry.folder:
                 os.mkdir(path, 0o700)
+                folders[entry.path] = entry.mode
             else:
-                shutil.copyfile(self._path(entry.digest), path)
-                os.chmod(path, entry.mode)
-        for entry in reversed(entries):  # folders last: one may forbid writing
-            if entry.folder:
-                os.chmod(inside(root, entry.path), entry.mode)
+                self._copy(entry, path)
+        for folder, mode in reversed(folders.items()):  # last, for one may forbid writing
+            if mode != 0o700:
+                os.chmod(f"{root}/{folder}", mode)
 
-    def _path(self, digest: str) -> str:
-        return os.path.join(self._folder, digest[:2], digest)
+    def collect(self, used: Container[str]) -> None:
+        """Remove all but these trees. Nobody may be sending or laying out a tree meanwhile."""
+        names = _names(self._manifests)
+        unused = [name for name in names if name not in used]  # those that were coming too
+        if unused:
+            wanted = {entry.digest for name in names if name in used for entry in self.manifest(name) or ()}
+            for folder in _names(self._blobs):
+                for digest in _names(os.path.join(self._blobs, folder)):
+                    if digest not in wanted:
+                        os.unlink(os.path.join(self._blobs, folder, digest))
+            for name in unused:
+                os.unlink(self._manifest_path(name))
+        for name in _names(self._blobs):
+            if name.startswith(_INCOMING):
+                os.unlink(os.path.join(self._blobs, name))
+
+    def _copy(self, entry: TreeEntry, path: str) -> None:
+        to = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            left = entry.size_bytes
+            if left:
+                blob = os.open(_blob(self._blobs, entry.digest), os.O_RDONLY)
+                try:
+                    while left and (part := os.read(blob, min(left, _READ_BYTES))):
+                        _write_all(to, memoryview(part))
+                        left -= len(part)
+                finally:
+                    os.close(blob)
+            if left:
+                raise ValueError(f"what this node keeps of {entry.path} is damaged")
+            os.fchmod(to, entry.mode)
+        finally:
+            os.close(to)
+
+    def _size(self, digest: str) -> int:
+        """Of a content that is here; after a crash of the machine it may be shorter than it was."""
+        try:
+            return os.stat(_blob(self._blobs, digest)).st_size
+        except FileNotFoundError:
+            return -1
+
+    def _manifest_path(self, name: str) -> str:
+        return os.path.join(self._manifests, name)
+
+
+class Incoming:
+    """The contents that are missing, as one stream, in the order of the entries."""
+
+    def __init__(self, folder: str, wanted: Sequence[TreeEntry]) -> None:
+        self.left_bytes = sum(entry.size_bytes for entry in wanted)
+        self._folder = folder
+        self._wanted = iter(wanted)
+        self._partial = os.path.join(folder, f"{_INCOMING}{secrets.token_hex(8)}")
+        self._entry: Optional[TreeEntry] = None  # that is being received
+        self._fd = -1
+        self._is_broken = False
+
+    def take(self, data: bytes) -> None:
+        """Take the next bytes of the stream. After an error the rest is only counted.
+
+        Raises:
+            ValueError: a content is not what its digest says.
+        """
+        self.left_bytes -= len(data)
+        if self._is_broken:
+            return
+        try:
+            self._take(memoryview(data))
+        except BaseException:
+            self._is_broken = True
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Forget what was received of a content that never came to its end."""
+        if self._entry is not None:
+            self._entry = None
+            os.close(self._fd)
+            os.unlink(self._partial)
+
+    def _take(self, view: memoryview) -> None:
+        while view:
+            if self._entry is None:
+                self._begin(next(self._wanted))
+            part = view[: self._left]
+            _write_all(self._fd, part)
+            self._digest.update(part)
+            self._left -= len(part)
+            view = view[len(part) :]
+            if not self._left:
+                self._end()
+
+    def _begin(self, entry: TreeEntry) -> None:
+        self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._entry, self._left, self._digest = entry, entry.size_bytes, _new_digest()
+
+    def _end(self) -> None:
+        entry = self._entry
+        assert entry is not None
+        if self._digest.hexdigest() != entry.digest:
+            raise ValueError(f"{entry.path} changed while it was sent")
+        path = _blob(self._folder, entry.digest)
+        try:
+            os.rename(self._partial, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.rename(self._partial, path)
+        self._entry = None
+        os.close(self._fd)
 
 
 def inside(root: str, path: str) -> str:
-    """`path` below `root`; never through a symlink of the same tree, and never out of it."""
+    """`path` below `root`; never through a symlink that lies there, and never out of it."""
     parts = path.split("/")
     if path.startswith("/") or not path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"not a path inside the working directory: {path!r}")
+        raise ValueError(f"not a path inside the folder: {path!r}")
     above = root
     for part in parts[:-1]:
         above = os.path.join(above, part)
@@ -130,20 +312,25 @@ def link_outputs(tree: str, name: str, kept: str) -> None:
     os.symlink(kept, link)
 
 
-def read_parts(path: str, size_bytes: Optional[int] = None) -> Iterator[bytes]:
+def read_parts(path: str, size_bytes: int) -> Iterator[bytes]:
     """A file's content, or as much of it as it had when it was looked at: a log may grow while it is sent."""
-    left = size_bytes
-    with open(path, "rb") as file:
-        while True:
-            part = file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
-            if not part:
-                return
-            if left is not None:
-                left -= len(part)
+    with open(path, "rb", buffering=0) as file:
+        while size_bytes > 0 and (part := file.read(min(CHUNK_BYTES, size_bytes))):
+            size_bytes -= len(part)
             yield part
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
+def _blob(folder: str, digest: str) -> str:
+    return f"{folder}/{digest[:2]}/{digest}"
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _write_all(fd: int, view: memoryview) -> None:
     while view:
         view = view[os.write(fd, view) :]

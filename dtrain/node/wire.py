@@ -9,6 +9,7 @@ so following again from an offset has no gap and no repeat. Events are the lines
 from __future__ import annotations
 
 import binascii
+import functools
 import json
 import struct
 import typing
@@ -107,36 +108,22 @@ class Settle(Message):
 
 
 @dataclass(frozen=True)
-class TreeEntry(Message):
-    """A file, symlink or folder of the working directory, named relative to it."""
-
-    path: str
-    mode: int  # permission bits
-    size_bytes: int
-    digest: str  # blake2b of a file's content; "" for a symlink or folder
-    link: Optional[str] = None  # target of a symlink
-    folder: bool = False
-
-
-@dataclass(frozen=True)
 class OfferTree(Message):
-    """The whole working directory by content; answered with WantFiles."""
+    """The whole working directory by content: WantFiles."""
 
-    entries: tuple[TreeEntry, ...]
-
-
-@dataclass(frozen=True)
-class PutFile(Message):
-    """A part of a file's content as payload; parts come in order, `last` marks the end. Not answered; FilesSent is."""
-
-    digest: str
-    path: str  # for messages
-    last: bool
+    tree: str  # hash of its list of files (tree.py)
 
 
 @dataclass(frozen=True)
-class FilesSent(Message):
-    """All that was wanted has been put: Done."""
+class PutManifest(Message):
+    """The list of files of a tree as payload: WantFiles."""
+
+    tree: str
+
+
+@dataclass(frozen=True)
+class PutBytes(Message):
+    """The next bytes of the contents that are wanted, one after the other, as payload. Only the last is answered: Done."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +161,7 @@ class Prepare(Message):
     secrets: dict[str, str]  # kept in memory alone
     num_workers: int
     gpus: tuple[int, ...]  # indices, reserved for the job until it has ended; empty on CPUs
-    entries: tuple[TreeEntry, ...]  # the tree that was offered
+    tree: Optional[str]  # hash of the tree that was offered
     workdir: Optional[str]  # an absolute path that is there already, instead of the tree
     outputs: str  # folder in the tree that persists per job name
     grace_s: float  # from TERM to KILL
@@ -240,10 +227,10 @@ class ListOutputs(Message):
 
 
 @dataclass(frozen=True)
-class GetOutput(Message):
-    """Asks for the content of one of them: FileBytes with the payload, in parts."""
+class GetOutputs(Message):
+    """Asks for the contents of some of them: for each in turn FileBytes with the payload, in parts."""
 
-    path: str
+    paths: tuple[str, ...]
 
 
 # ---- replies: session -> launching side -------------------------------------------------------------------------
@@ -311,7 +298,8 @@ class Dialed(Message):
 
 @dataclass(frozen=True)
 class WantFiles(Message):
-    digests: tuple[str, ...]
+    manifest: bool  # nothing is known of the tree: its list of files is wanted first
+    digests: tuple[str, ...]  # contents that are not there, in the order in which they are wanted
 
 
 @dataclass(frozen=True)
@@ -358,12 +346,13 @@ class CaughtUp(Message):
 
 @dataclass(frozen=True)
 class OutputFiles(Message):
-    entries: tuple[TreeEntry, ...]
+    """With the list of files (tree.py) as payload."""
 
 
 @dataclass(frozen=True)
 class FileBytes(Message):
-    last: bool
+    last: bool  # of this file
+    gone: bool = False  # it is there no more
 
 
 # ---- worker.py <-> agent, over the unix socket in the job folder --------------------------------------------------
@@ -563,8 +552,13 @@ def from_json(text: Union[str, bytes]) -> Message:
 
 
 def _build(cls: type, values: dict[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return cls(**{field.name: _value(hints[field.name], values[field.name]) for field in fields(cls) if field.name in values})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _value(hint: Any, value: Any) -> Any:

@@ -87,7 +87,11 @@ class JobFile:
         Launcher, Field(description="What starts the workers. none: the command runs once on each node and starts its own.")
     ] = "torchrun"
     workdir: Annotated[
-        str, Field(description="The folder that goes to every node, relative to this file, without what .gitignore and .dtrainignore name.")
+        str,
+        Field(
+            description="The folder that goes to every node, 500 MB at most, without what .gitignore and .dtrainignore name. "
+            "Relative to this file."
+        ),
     ] = "."
     sync: Annotated[
         bool, Field(description="false: workdir is an absolute path that every node has, as on a shared file system, and nothing is sent.")

@@ -208,7 +208,7 @@ def _prepare(workspace: Workspace, node: str, gpus: tuple[int, ...]) -> Link:
                 secrets={},
                 num_workers=1,
                 gpus=gpus,
-                entries=(),
+                tree=None,
                 workdir=str(workspace.workdir),
                 outputs="out",
                 grace_s=1.0,

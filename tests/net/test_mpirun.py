@@ -164,7 +164,7 @@ def test_a_node_that_mpirun_never_calls_hangs_nobody(workspace: Workspace) -> No
                 secrets={},
                 num_workers=1,
                 gpus=(),
-                entries=(),
+                tree=None,
                 workdir=str(workspace.workdir),
                 outputs="out",
                 grace_s=1.0,

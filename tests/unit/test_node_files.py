@@ -1,19 +1,17 @@
-"""What the node side does with files: trees by content, streams by offset, tracebacks out of logs."""
+"""What the node side does with files: frames, events, streams by offset."""
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dtrain.bundle import bundle
-from dtrain.node import tree, wire
+from dtrain.node import wire
 from dtrain.node.folder import JobFolder
 from dtrain.node.follow import Follower
-from dtrain.sync import scan_workdir, tree_hash
 
 
 def _reader(data: bytes) -> Callable[[int], bytes]:
@@ -34,13 +32,6 @@ def test_what_a_login_shell_left_behind_prints_between_frames() -> None:
         wire.read_frame(_reader(b"y\n" * 100_000 + first))
 
 
-def test_a_content_that_does_not_end_leaves_nothing(tmp_path: Path) -> None:
-    blobs = tree.Blobs(str(tmp_path / "blobs"))
-    assert blobs.put("0" * 64, b"the start", last=False)
-    blobs.close()
-    assert list((tmp_path / "blobs").iterdir()) == []
-
-
 def test_a_message_survives_its_way() -> None:
     order = wire.Prepare(
         ("a b", ""),
@@ -50,7 +41,7 @@ def test_a_message_survives_its_way() -> None:
         {"S": "x"},
         2,
         (0, 3),
-        (wire.TreeEntry("p", 0o644, 1, "d"),),
+        "t4ee",
         None,
         "out",
         1.5,
@@ -82,48 +73,6 @@ def test_an_event_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
     folder.append_event(second)
     lines = (tmp_path / wire.EVENTS).read_text().splitlines()
     assert [wire.from_json(lines[0]), wire.from_json(lines[2])] == [first, second] and len(lines) == 3
-
-
-def test_a_tree_is_laid_out_as_it_was(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "deep/er").mkdir(parents=True)
-    (source / "deep/er/run.sh").write_text("#!/bin/sh\n")
-    (source / "deep/er/run.sh").chmod(0o755)
-    (source / "same").write_text("#!/bin/sh\n")
-    (source / "link").symlink_to("deep/er/run.sh")
-    (source / "line\nfeed").write_text("")
-    os.mkfifo(source / "pipe")  # would block whoever reads it
-    entries = scan_workdir(source, "out")
-    blobs = tree.Blobs(str(tmp_path / "blobs"))
-    wanted = blobs.missing(entries)
-    assert len(wanted) == 2  # contents, not files
-    contents = {entry.digest: (source / entry.path).read_bytes() for entry in entries if entry.digest}
-    for digest in wanted:
-        assert blobs.put(digest, contents[digest], last=True)
-    assert blobs.missing(entries) == ()
-    blobs.make_tree(entries, str(tmp_path / "copy"))
-    assert tree_hash(scan_workdir(tmp_path / "copy", "out")) == tree_hash(entries)
-    assert (tmp_path / "copy/link").readlink() == Path("deep/er/run.sh")
-    assert not (tmp_path / "copy/pipe").exists()
-    assert not blobs.put("0" * 40, b"something else", last=True)
-
-
-@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "link/x"])
-def test_no_entry_leaves_the_tree(tmp_path: Path, path: str) -> None:
-    (tmp_path / "link").symlink_to("/tmp")
-    with pytest.raises(ValueError):
-        tree.inside(str(tmp_path), path)
-
-
-def test_ignore_files_work_as_in_git(tmp_path: Path) -> None:
-    for name in ("a.log", "keep.log", "sub/a.log", "sub/deep/b.txt", "build/x", "out/result", ".git/config", "big.bin"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/build/\n")
-    (tmp_path / ".dtrainignore").write_text("big.*\n")
-    (tmp_path / "sub/.gitignore").write_text("!a.log\ndeep/\n")
-    names = [entry.path for entry in scan_workdir(tmp_path, "out") if not entry.folder]
-    assert names == [".dtrainignore", ".gitignore", "keep.log", "sub/.gitignore", "sub/a.log"]
 
 
 def test_streams_are_followed_by_offset_and_the_end_comes_last(tmp_path: Path) -> None:

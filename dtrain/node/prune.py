@@ -1,0 +1,79 @@
+"""What a node keeps of old jobs: the newest of them whole, of the others their outputs alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+from dtrain.node.folder import JobFolder, NodeDir
+
+NUM_KEPT = 20  # jobs
+
+
+def prune(node_dir: NodeDir) -> None:
+    """Remove old jobs and the contents that only they used; nothing while somebody else is at it, or brings a tree.
+
+    Killed at any point, it leaves nothing that the next time does not remove.
+    """
+    try:
+        lock = node_dir.lock_trees(shared=False, timeout_s=0.0)
+    except BlockingIOError:
+        return
+    try:
+        for job in _old_jobs(node_dir.jobs):
+            _take_away(node_dir, job)
+        for job in _names(node_dir.removed):
+            _delete(os.path.join(node_dir.removed, job))
+        node_dir.trees().collect({folder.used_tree() for job in _names(node_dir.jobs) for folder in _folders(node_dir, job)})
+    finally:
+        os.close(lock)
+
+
+def _old_jobs(jobs: str) -> list[str]:
+    """All but the newest, by when their folders came."""
+    came_at = {}
+    for job in _names(jobs):
+        path = os.path.join(jobs, job)
+        with contextlib.suppress(FileNotFoundError):  # somebody deletes it by hand
+            if os.path.isdir(path):
+                came_at[job] = os.stat(path).st_mtime_ns
+    return sorted(came_at, key=came_at.__getitem__)[:-NUM_KEPT]
+
+
+def _take_away(node_dir: NodeDir, job: str) -> None:
+    """Out of the jobs in one step, unless it runs or has not said how it ended."""
+    with contextlib.ExitStack() as held:
+        for folder in _folders(node_dir, job):
+            try:
+                held.callback(os.close, folder.lock())
+            except OSError:  # its agent or guard has it
+                return
+            if folder.is_unsettled:
+                return
+        os.makedirs(node_dir.removed, mode=0o700, exist_ok=True)
+        os.rename(os.path.join(node_dir.jobs, job), os.path.join(node_dir.removed, job))
+
+
+def _folders(node_dir: NodeDir, job: str) -> list[JobFolder]:
+    """One for each node that this machine is."""
+    return [node_dir.job(job, node) for node in _names(os.path.join(node_dir.jobs, job))]
+
+
+def _delete(path: str) -> None:
+    try:
+        shutil.rmtree(path)
+    except PermissionError:  # folders that forbid writing
+        for above, folders, _ in os.walk(path):
+            for folder in folders:
+                if not os.path.islink(inner := os.path.join(above, folder)):
+                    with contextlib.suppress(PermissionError):
+                        os.chmod(inner, 0o700)
+        shutil.rmtree(path, ignore_errors=True)  # what another user left there, through sudo or docker, stays
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

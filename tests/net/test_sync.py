@@ -1,0 +1,181 @@
+"""The working directory through a session with a node, and what comes home."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dtrain.errors import PreflightFailed
+from dtrain.link import Link, Target
+from dtrain.node import wire
+from dtrain.spec import Instance
+from dtrain.sync import Snapshot, fetch_outputs, scan_workdir, send_tree
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+
+@contextmanager
+def session(workspace: Workspace, job: str = "j0b") -> Iterator[Link]:
+    link = Link.open(Target(Instance("node0", host=None), str(workspace.nodes), job, "named"))
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def scan(workspace: Workspace) -> Snapshot:
+    return scan_workdir(workspace.workdir, "out", workspace.root / "digests")
+
+
+def send(link: Link, snapshot: Snapshot) -> int:
+    """Returns the bytes that were sent."""
+    sent = [0]
+    send_tree(link, snapshot, lambda now, total: sent.append(now))
+    return sent[-1]
+
+
+def test_only_what_a_node_lacks_is_sent(workspace: Workspace) -> None:
+    workspace.write("large", "x" * 1_000_000)
+    workspace.write("same", "x" * 1_000_000)
+    workspace.write("nothing", "")
+    first = scan(workspace)
+    with session(workspace) as link:
+        assert send(link, first) == 1_000_000
+    with session(workspace) as link:
+        assert link.ask(wire.OfferTree(first.hash)) == wire.WantFiles(manifest=False, digests=())  # one question, and nothing is sent
+        workspace.write("folder/new", "new")
+        assert send(link, scan(workspace)) == 3
+
+
+def test_a_connection_that_ends_in_the_midst_keeps_what_is_whole(workspace: Workspace) -> None:
+    workspace.write("a", "a" * 100_000)
+    workspace.write("b", "b" * 1_000_000)
+    snapshot = scan(workspace)
+    with session(workspace) as link:
+        link.ask(wire.OfferTree(snapshot.hash))
+        link.ask(wire.PutManifest(snapshot.hash), snapshot.manifest)
+        link.tell(wire.PutBytes(), b"a" * 100_000 + b"b" * 10)
+    assert not list(workspace.nodes.glob("blobs/incoming-*"))
+    with session(workspace) as link:
+        assert send(link, snapshot) == 1_000_000
+
+
+def _replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "content": (lambda path: path.write_text("y" * 600_000), "node0: big changed while it was sent"),
+    "shorter": (lambda path: os.truncate(path, 5), "big cannot be sent: it became shorter meanwhile"),
+    "gone": (lambda path: path.unlink(), "big cannot be sent: No such file or directory"),
+    "folder": (_replace_by_folder, "big cannot be sent: Is a directory"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_sent_is_named(workspace: Workspace, change: str) -> None:
+    workspace.write("big", "x" * 600_000)
+    workspace.write("later", "z" * 600_000)
+    snapshot = scan(workspace)
+    act, said = CHANGES[change]
+    act(workspace.workdir / "big")
+    with session(workspace) as link:
+        with pytest.raises(PreflightFailed, match=said) as failed:
+            send(link, snapshot)
+        assert failed.value.hint == "name it in .dtrainignore, or launch again"
+    with session(workspace) as link:
+        assert "big" not in [entry.path for entry in scan(workspace).entries] or send(link, scan(workspace)) > 0
+
+
+def test_too_large_a_workdir_is_told_before_anything_connects(workspace: Workspace) -> None:
+    workspace.write("train.py", "")
+    os.truncate(workspace.write("data.bin", ""), 600_000_000)
+    result = workspace.dtrain("launch", workspace.job("script: train.py\n"))
+    assert result.code == 78, result.err
+    assert "is too large: 600 MB or more" in result.err and "largest: data.bin 600 MB" in result.err and "hint: " in result.err
+    assert not workspace.nodes.exists()
+
+
+def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
+    result = workspace.dtrain("launch", workspace.job("sync: false\nworkdir: /nowhere/shared\nscript: train.py\n"))
+    assert result.code == 78, result.err
+    assert "node1: the working directory /nowhere/shared is not there" in result.err and "hint: sync: true" in result.err
+    assert not list(workspace.nodes.glob("jobs/*/*"))
+
+
+def test_a_launch_removes_what_is_older_than_the_newest_twenty_jobs(workspace: Workspace) -> None:
+    """A job that runs stays, however old it is, with its tree."""
+    job = workspace.waiting_job("waits")
+    launch = workspace.start("launch", job)
+    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "the workers")
+    running = workspace.status()["job"]
+    for number in range(25):
+        (workspace.nodes / f"jobs/old{number:02}/node0/logs").mkdir(parents=True)
+        os.utime(workspace.nodes / f"jobs/old{number:02}", (number, number))
+    os.utime(workspace.nodes / "jobs" / running, (0, 0))
+    workspace.write("wait.py", "changed")
+    text = "name: quick\nlauncher: none\ncommand: echo -n x >out/kept\n"
+    assert workspace.dtrain("launch", workspace.job(text, name="quick.yaml")).code == 0
+    quick = workspace.status("quick")["job"]
+    names = {running, quick, *(f"old{number:02}" for number in range(6, 25))}
+    workspace.until(lambda: {path.name for path in (workspace.nodes / "jobs").iterdir()} == names, "the old jobs to go")
+    assert "ready" in (workspace.nodes / f"jobs/{running}/node0/tree/wait.py").read_text()
+    (workspace.root / "go").touch()
+    assert workspace.wait(launch).code == 0
+    shutil.rmtree(workspace.nodes / "jobs" / quick)  # by hand: outputs are not there
+    assert workspace.dtrain("fetch", "quick", "--to", workspace.root / "home").code == 0
+    assert (workspace.root / "home/node1/kept").read_text() == "x"
+
+
+def test_outputs_come_home_while_the_job_goes_on_with_them(workspace: Workspace) -> None:
+    kept = workspace.nodes / "outputs/named/node0"
+    for name, text in (("step-1/model.pt", "1"), ("step-2/model.pt", "2"), ("log", "x")):
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        (kept / name).write_text(text)
+    (kept / "newest").symlink_to("step-2")
+    into = workspace.root / "home/out"
+    with session(workspace) as link:
+        assert fetch_outputs(link, into, lambda sent, total: None) == (4, 3)
+        shutil.rmtree(kept / "step-1")
+        (kept / "log").write_text("xy")
+        (kept / "newest").unlink()
+        (kept / "newest").mkdir()
+        assert fetch_outputs(link, into, lambda sent, total: None) == (2, 1)
+        link.tell(wire.GetOutputs(("step-1/model.pt", "log")))  # as if it had gone after it was listed
+        assert [link.answer() for _ in range(3)] == [
+            (wire.FileBytes(last=True, gone=True), b""),
+            (wire.FileBytes(last=False), b"xy"),
+            (wire.FileBytes(last=True), b""),
+        ]
+    assert (into / "newest").is_dir() and not (into / "newest").is_symlink() and (into / "log").read_text() == "xy"
+    assert (into / "step-1/model.pt").read_text() == "1"  # what is here is not the node's to delete
+
+
+def test_a_fetch_brings_what_it_can_and_names_the_rest(workspace: Workspace) -> None:
+    assert workspace.dtrain("launch", workspace.job("name: keeps\nlauncher: none\ncommand: echo -n x >out/kept\n")).code == 0
+    into = workspace.root / "home/out"
+    into.mkdir()
+    (into / "node0").touch()
+    result = workspace.dtrain("fetch", "keeps", "--to", into)
+    assert result.code == 78 and "node0: the outputs cannot be written: " in result.err and "node1" not in result.err
+    assert (into / "node1/kept").read_text() == "x"
+
+
+def test_ctrl_c_ends_a_fetch_and_leaves_no_half_file(workspace: Workspace) -> None:
+    job = workspace.job("name: keeps\nlauncher: none\ncommand: echo x >out/small; truncate -s 20G out/vast\n", instances=1)
+    assert workspace.dtrain("launch", job).code == 0
+    into = workspace.root / "home/out"
+    fetch = workspace.start("fetch", "keeps", "--to", into)
+    workspace.until(lambda: list(into.glob("node0/.dtrain-*")), "the large file to come")
+    fetch.send_signal(signal.SIGINT)
+    result = workspace.wait(fetch)
+    assert result.code == 130 and "Traceback" not in result.err
+    assert os.listdir(into / "node0") == ["small"]
