@@ -70,6 +70,7 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/plan_1000.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/idle.py
+	$(BIN)/python benchmarks/sync.py
 
 docs: $(INSTALLED) ## Write docs/job-file.md from what dtrain says of each key
 	$(BIN)/python tools/job_file_docs.py > docs/job-file.md
