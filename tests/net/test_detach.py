@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 
 import pytest
 
@@ -37,42 +34,32 @@ def test_a_detached_job_that_ends_before_all_workers_run(workspace: Workspace) -
 
 
 def test_a_detached_job_that_fails_before_all_workers_run(workspace: Workspace) -> None:
-    job = workspace.job("name: fails\ncommand: exit 9\nlauncher: none\n")
-    with standing_still(workspace, "node1", launch := workspace.start("launch", job, "--detach")):
-        workspace.until(lambda: "WorkerEnded" in events(workspace, "node0"), "the first node's worker to end")
-    result = workspace.wait(launch)
+    """It is followed to its end, also when the second node's part is over before the first one's."""
+    job = workspace.job("command: trap '' TERM; sleep 600 & exit 9\nlauncher: none\ngrace: 1\n")
+    result = workspace.dtrain("launch", job, "--detach", *slow_on_node1(workspace))
     assert (result.code, result.out) == (9, ""), result.err
     assert "rank 0 on node0 failed with exit code 9" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_detached_start_can_be_given_up(workspace: Workspace, number: signal.Signals) -> None:
-    with standing_still(workspace, "node1", launch := workspace.start("launch", workspace.waiting_job("half"), "--detach")):
-        workspace.until(lambda: "AgentStarted" in events(workspace, "node0"), "the first node")
-        launch.send_signal(number)
+@pytest.mark.parametrize("moment", ["AgentStarted", "LauncherStarted"])
+def test_a_detached_start_can_be_given_up(workspace: Workspace, moment: str, number: signal.Signals) -> None:
+    job = workspace.job("name: half\ncommand: sleep 600\nlauncher: none\n")
+    launch = workspace.start("launch", job, "--detach", *slow_on_node1(workspace))
+    workspace.until(lambda: moment in events(workspace, "node0"), "the first node")
+    launch.send_signal(number)
     result = workspace.wait(launch)
     assert (result.code, result.out) == (128 + number, ""), result.err
     assert workspace.status("half")["state"] == "STOPPED"
     workspace.until(lambda: workspace.leftovers() == {}, "both nodes to end", timeout_s=10)
 
 
-@contextmanager
-def standing_still(workspace: Workspace, node: str, launch: subprocess.Popen[str]) -> Iterator[None]:
-    """From the moment on at which a node's agent is there it does nothing."""
-
-    def agents() -> list[int]:
-        return [pid for pid, command in workspace.leftovers().items() if " guard " in command and f"/{node}" in command]
-
-    workspace.until(lambda: len(agents()) == 2, f"the agent of {node}")
-    pids = agents()
-    assert launch.poll() is None
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+def slow_on_node1(workspace: Workspace) -> tuple[str, str]:
+    """A Python that takes its time to start on the second node, as from a slow disk: a worker there runs once it is told to end."""
+    python = workspace.root / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *" worker "*"/node1 none") sleep 600;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return "--set", f"cluster.python={python}"
 
 
 def events(workspace: Workspace, node: str) -> str:
