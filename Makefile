@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Most of the time tests wait, so that two cores are enough for three at a time.
+PARALLEL := --numprocesses=3 --dist=worksteal
 
 .DEFAULT_GOAL := help
 # In the order written: python3-venv before .venv, lint before tests.
@@ -29,7 +31,7 @@ run: $(INSTALLED) ## Train a small model on two nodes played by this machine
 test check unit net design fuzz faults soak: export OMP_NUM_THREADS = 1
 
 test: setup ## All tests
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 check: lint type layers test ## All that CI checks: lint, types, layers, tests
 
@@ -52,7 +54,7 @@ unit: $(INSTALLED) ## Tests of what is pure: seconds
 	$(BIN)/pytest tests/unit
 
 net: setup ## Tests on real sshd, torchrun and mpirun
-	$(BIN)/pytest tests/net
+	$(BIN)/pytest $(PARALLEL) tests/net
 
 fuzz: $(INSTALLED) ## 10,000 mutated job and cluster files: each an answer within a second, never a traceback
 	DTRAIN_FUZZ=10000 $(BIN)/pytest -o timeout=3600 -o faulthandler_timeout=3600 tests/unit/test_spec_mutations.py

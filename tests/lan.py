@@ -273,7 +273,8 @@ class Lan:
 
     def remains(self) -> list[str]:
         """What close() should have removed and has not."""
-        links = [name for name in os.listdir("/sys/class/net") if name.startswith(self.bridge)]
+        ours = {self.bridge, *(node.link for node in self.nodes)}
+        links = [name for name in os.listdir("/sys/class/net") if name in ours]
         return links + [f"process 1 of {node.name}" for node in self.nodes if node.init and Path(f"/proc/{node.init}").exists()]
 
 
