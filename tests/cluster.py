@@ -85,10 +85,10 @@ class Workspace:
         cluster = f"cluster: {{instances: {instances}, gpus_per_instance: {gpus}, device: cpu, dir: {self.nodes}}}\n"
         return self.write(name, cluster + text)
 
-    def waiting_job(self, name: str, *, instances: int = 2, gpus: int = 1) -> Path:
+    def waiting_job(self, name: str, *, instances: int = 2, gpus: int = 1, launcher: str = "none") -> Path:
         """A job whose workers say that they are ready and end when there is a file `go` in the root."""
         self.write("wait.py", WAIT)
-        text = f"name: {name}\nscript: wait.py\nenv: {{GO: {self.root / 'go'}}}\n"
+        text = f"name: {name}\nlauncher: {launcher}\nscript: wait.py\nenv: {{GO: {self.root / 'go'}}}\n"
         return self.job(text, instances=instances, gpus=gpus, name=f"{name}.yaml")
 
     def dtrain(self, *args: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Result:
@@ -128,6 +128,11 @@ class Workspace:
         newest = json.loads(result.out)["jobs"][0]
         assert isinstance(newest, dict)
         return newest
+
+    def printed(self, word: str) -> int:
+        """How often the workers have printed it, by the copies that the launchers of here keep. To ask `dtrain logs` over and over
+        would take from the workers the CPU that they need to get there."""
+        return sum(log.read_text(errors="replace").count(word) for log in self.root.glob("state/dtrain/jobs/*/*/logs/rank*.log"))
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
         """Wait for something that another process does."""

@@ -32,7 +32,7 @@ time.sleep(600)
 def running(workspace: Workspace) -> subprocess.Popen[str]:
     workspace.write("stay.py", STAY)
     launch = workspace.start("launch", workspace.write("job.yaml", "name: stays\nscript: stay.py\ncluster: lan.yaml\ngrace: 2\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 3, "the workers")
+    workspace.until(lambda: workspace.printed("ready") == 3, "the workers")
     return launch
 
 
@@ -66,7 +66,8 @@ def test_a_node_that_falls_silent_ends_the_job(lan: Lan, workspace: Workspace) -
         assert status["state"] == "LOST"
         assert [node["state"] for node in status["nodes"]] == ["STOPPED", "LOST", "STOPPED"]
         assert (status["first_failure"]["node"], status["first_failure"]["reason"]) == ("n2", "node-lost")
-    status = workspace.status("stays")  # it is there again, and has a last word to say
+    workspace.until(lambda: workspace.status("stays")["state"] == "FAILED", "the last word of the node that is there again")
+    status = workspace.status("stays")
     assert [node["state"] for node in status["nodes"]] == ["STOPPED"] * 3
     assert (status["state"], status["exit_code"], status["first_failure"]["reason"]) == ("FAILED", 69, "node-lost")
 
@@ -76,7 +77,7 @@ def test_the_next_contact_finds_what_a_killed_job_left(lan: Lan, workspace: Work
     n2 = lan.nodes[1]
     workspace.until(lambda: not any(" -c " in command for command in n2.processes().values()), "the launcher's session to end")
     kill(n2, " guard ", "torch.distributed.run")
-    workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
+    workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=30)
     assert "sleep 600" in n2.processes().values()
     workspace.until(lambda: workspace.status("stays")["state"] == "LOST", "the next contact")
     assert workspace.status("stays")["exit_code"] == 69
@@ -95,9 +96,9 @@ def test_a_restart_of_a_node_signals_nobody(lan: Lan, workspace: Workspace) -> N
     job = next(n2.path(f"{DIR}/jobs").iterdir()).name
     innocent = subprocess.Popen((*enter, "env", f"DTRAIN_JOB_FOLDER={DIR}/jobs/{job}/n2", "sleep", "601"))
     try:
-        workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=15)
-        status = workspace.status("stays")
-        assert (status["state"], status["first_failure"]["reason"]) == ("LOST", "rebooted")
+        workspace.until(lambda: not lan.nodes[0].processes(), "the others to stop", timeout_s=30)
+        workspace.until(lambda: workspace.status("stays")["state"] == "LOST", "the next contact")
+        assert workspace.status("stays")["first_failure"]["reason"] == "rebooted"
         assert innocent.poll() is None
     finally:
         os.kill(innocent.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.net
 
 def test_a_detached_job_goes_on_without_its_launcher(workspace: Workspace) -> None:
     """What a script gets is the id alone."""
-    launch = workspace.dtrain("launch", workspace.waiting_job("alone", instances=1, gpus=2), "--detach")
+    launch = workspace.dtrain("launch", workspace.waiting_job("alone", instances=1, gpus=2, launcher="torchrun"), "--detach")
     assert launch.code == 0, launch.err
     job = launch.out.removesuffix("\n")
     assert workspace.status()["job"] == job

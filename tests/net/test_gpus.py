@@ -46,7 +46,7 @@ def _job(workspace: Workspace, name: str, gpus: str, *, go: Path | str = "/", in
 
 
 def _until_given(workspace: Workspace, name: str, gpus: str) -> None:
-    workspace.until(lambda: f"given {gpus}\n" in workspace.dtrain("logs", name).out, f"{name} to have GPU {gpus}")
+    workspace.until(lambda: workspace.printed(f"given {gpus}\n"), f"{name} to have GPU {gpus}")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=needs_mpirun), "none"])

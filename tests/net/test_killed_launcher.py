@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.net, pytest.mark.root]
 
 def launch(workspace: Workspace) -> subprocess.Popen[str]:
     workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    return workspace.start("launch", workspace.write("job.yaml", "name: killed\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n"))
+    text = "name: killed\nlauncher: none\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n"
+    return workspace.start("launch", workspace.write("job.yaml", text))
 
 
 def kill(launcher: subprocess.Popen[str]) -> None:
@@ -109,7 +110,7 @@ def test_between_two_commits(lan: Lan, workspace: Workspace) -> None:
 
 def test_while_the_job_runs(lan: Lan, workspace: Workspace) -> None:
     launcher = launch(workspace)
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 3, "the workers")
+    workspace.until(lambda: workspace.printed("ready") == 3, "the workers")
     kill(launcher)
     running = workspace.status("killed")
     assert (running["state"], [node["state"] for node in running["nodes"]]) == ("RUNNING", ["RUNNING"] * 3)

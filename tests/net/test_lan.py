@@ -33,8 +33,8 @@ def go(lan: Lan) -> None:
         node.path(GO).touch()
 
 
-def ready(workspace: Workspace, job: str, num_workers: int) -> None:
-    workspace.until(lambda: workspace.dtrain("logs", job).out.count("ready") == num_workers, f"the workers of {job}")
+def ready(workspace: Workspace, num_workers: int) -> None:
+    workspace.until(lambda: workspace.printed("ready") == num_workers, f"{num_workers} workers")
 
 
 def log_on(node: Node, job: str, rank: int) -> bytes:
@@ -215,7 +215,7 @@ def test_a_cut_on_the_way_to_a_node_costs_no_line(lan: Lan, workspace: Workspace
     """Its neighbours still hear it, so the job goes on."""
     workspace.write("count.py", COUNT)
     launch = workspace.start("launch", workspace.write("job.yaml", "name: counts\nscript: count.py\ncluster: lan.yaml\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("line 1 ") == 3, "the first lines")
+    workspace.until(lambda: workspace.printed("line 1 ") == 3, "the first lines")
     job = workspace.status("counts")["job"]
     lan.hide(lan.nodes[1])
     time.sleep(20)
@@ -253,7 +253,7 @@ def test_values_arrive_byte_for_byte_past_noisy_shells(lan: Lan, workspace: Work
 def test_two_jobs_at_once_and_a_look_from_another_shell(lan: Lan, workspace: Workspace) -> None:
     workspace.write("wait.py", WAIT)
     long = workspace.start("launch", workspace.write("long.yaml", "name: long\nscript: wait.py\ncluster: lan.yaml\n"))
-    ready(workspace, "long", 3)
+    ready(workspace, 3)
     running = workspace.status("long")
     assert (running["state"], running["exit_code"]) == ("RUNNING", None)
     assert [(node["node"], rank["state"]) for node in running["nodes"] for rank in node["ranks"]] == [
@@ -272,13 +272,12 @@ def test_two_jobs_at_once_and_a_look_from_another_shell(lan: Lan, workspace: Wor
 def test_a_killed_launcher_leaves_nothing_once_the_lease_is_over(lan: Lan, workspace: Workspace) -> None:
     """And a job whose launcher lives may take longer than its lease."""
     workspace.write("wait.py", WAIT)
-    two = workspace.write("two.yaml", lan.cluster("n1, n2"))
-    kept = workspace.start("launch", workspace.write("kept.yaml", f"name: kept\nscript: wait.py\ncluster: {two.name}\n"), "--lease", "3")
-    ready(workspace, "kept", 2)
-    leased = workspace.start(
-        "launch", workspace.write("leased.yaml", f"name: leased\nscript: wait.py\ncluster: {two.name}\ngrace: 1\n"), "--lease", "5"
-    )
-    ready(workspace, "leased", 2)
+    workspace.write("two.yaml", lan.cluster("n1, n2"))
+    text = "launcher: none\nscript: wait.py\ncluster: two.yaml\ngrace: 1\n"
+    kept = workspace.start("launch", workspace.write("kept.yaml", f"name: kept\n{text}"), "--lease", "3")
+    ready(workspace, 2)
+    leased = workspace.start("launch", workspace.write("leased.yaml", f"name: leased\n{text}"), "--lease", "5")
+    ready(workspace, 2 + 2)
     job = workspace.status("leased")["job"]
     leased.send_signal(signal.SIGKILL)
     leased.communicate()
@@ -302,9 +301,9 @@ def test_the_working_directory_goes_once_and_outputs_come_home(lan: Lan, workspa
         "keep.py",
         "import os\n"
         "print(os.path.getsize('data.bin'), os.path.exists('build'))\n"
-        "open(f'out/rank{os.environ[\"RANK\"]}.txt', 'a').write('x')\n",
+        "open(f'out/rank{os.environ[\"NODE_RANK\"]}.txt', 'a').write('x')\n",
     )
-    job = workspace.write("job.yaml", "name: keeps\nscript: keep.py\ncluster: lan.yaml\n")
+    job = workspace.write("job.yaml", "name: keeps\nlauncher: none\nscript: keep.py\ncluster: lan.yaml\n")
 
     def blobs() -> set[tuple[str, int, int]]:
         paths = [path for node in lan.nodes for path in node.path(f"{DIR}/blobs").rglob("*") if path.is_file()]
@@ -326,7 +325,7 @@ def test_a_folder_that_all_nodes_share_is_not_sent(lan: Lan, workspace: Workspac
         shared = node.path(f"{DIR}/shared")
         shared.mkdir(parents=True)
         (shared / "show.py").write_text("import os\nprint('in', os.getcwd())\n")
-    text = f"script: show.py\ncluster: lan.yaml\nsync: false\nworkdir: {DIR}/shared\n"
+    text = f"launcher: none\nscript: show.py\ncluster: lan.yaml\nsync: false\nworkdir: {DIR}/shared\n"
     result = workspace.dtrain("launch", workspace.write("job.yaml", text))
     assert result.code == 0, result.err
     assert [f"[{rank}] in {DIR}/shared" in result.err for rank in range(3)] == [True] * 3

@@ -119,7 +119,7 @@ def test_the_job_has_a_tree_of_its_own(workspace: Workspace) -> None:
     workspace.write(
         "change.py", "import os\nprint(open('data.txt').read(), os.path.exists('build'))\nopen('data.txt', 'w').write('theirs')\n"
     )
-    job = workspace.job("script: change.py\n", instances=1)
+    job = workspace.job("launcher: none\nscript: change.py\n", instances=1)
     for _ in range(2):
         result = workspace.dtrain("launch", job)
         assert result.code == 0, result.err
@@ -132,9 +132,9 @@ def test_outputs_persist_per_job_name_and_come_home(workspace: Workspace) -> Non
         "append.py",
         "import os\n"
         "assert os.path.realpath('out') == os.environ['DTRAIN_OUTPUT_DIR']\n"
-        "open(f'out/rank{os.environ[\"RANK\"]}.txt', 'a').write('x')\n",
+        "open(f'out/rank{os.environ[\"NODE_RANK\"]}.txt', 'a').write('x')\n",
     )
-    job = workspace.job("name: keeps\nscript: append.py\n")
+    job = workspace.job("name: keeps\nlauncher: none\nscript: append.py\n")
     for _ in range(2):
         assert workspace.dtrain("launch", job).code == 0
     fetched = workspace.dtrain("fetch", "keeps")
@@ -244,7 +244,7 @@ while True: time.sleep(0.1)
 def test_ctrl_c_ends_even_what_ignores_term(workspace: Workspace) -> None:
     workspace.write("stubborn.py", STUBBORN)
     launch = workspace.start("launch", workspace.job("script: stubborn.py\ngrace: 1\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     began = time.monotonic()
     launch.send_signal(signal.SIGINT)
     result = workspace.wait(launch, timeout_s=30)
@@ -257,10 +257,10 @@ def test_ctrl_c_ends_even_what_ignores_term(workspace: Workspace) -> None:
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(workspace: Workspace) -> None:
     workspace.write("stubborn.py", STUBBORN)
-    launch = workspace.start("launch", workspace.job("script: stubborn.py\ngrace: 300\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    launch = workspace.start("launch", workspace.job("launcher: none\nscript: stubborn.py\ngrace: 300\n"))
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     launch.send_signal(signal.SIGINT)
-    workspace.until(lambda: workspace.dtrain("logs").out.count("told to end") == 2, "TERM to arrive")
+    workspace.until(lambda: workspace.printed("told to end") == 2, "TERM to arrive")
     launch.send_signal(signal.SIGINT)
     assert workspace.wait(launch, timeout_s=30).code == 130
     assert workspace.leftovers() == {}
@@ -268,7 +268,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(workspace: Workspace) -> No
 
 def test_a_daemon_that_outlives_its_worker_is_ended(workspace: Workspace) -> None:
     workspace.write("leave.py", "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\nprint('done')\n")
-    result = workspace.dtrain("launch", workspace.job("script: leave.py\n"))
+    result = workspace.dtrain("launch", workspace.job("launcher: none\nscript: leave.py\n"))
     assert result.code == 0, result.err
     assert workspace.leftovers() == {}
 
@@ -276,8 +276,8 @@ def test_a_daemon_that_outlives_its_worker_is_ended(workspace: Workspace) -> Non
 @pytest.mark.parametrize("victim", ["agent", "guard"])
 def test_agent_and_guard_clean_up_after_each_other(workspace: Workspace, victim: str) -> None:
     workspace.write("stubborn.py", STUBBORN)
-    launch = workspace.start("launch", workspace.job("name: hit\nscript: stubborn.py\ngrace: 1\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    launch = workspace.start("launch", workspace.job("name: hit\nlauncher: none\nscript: stubborn.py\ngrace: 1\n"))
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     guards = [pid for pid, command in workspace.leftovers().items() if " guard " in command and "/node1" in command]
     assert len(guards) == 2  # the agent is a fork of the guard
     agent = max(guards, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in guards)
@@ -288,24 +288,13 @@ def test_agent_and_guard_clean_up_after_each_other(workspace: Workspace, victim:
     assert workspace.leftovers() == {}
 
 
-def test_a_killed_launcher_leaves_nothing_once_the_lease_is_over(workspace: Workspace) -> None:
-    workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    launch = workspace.start("launch", workspace.job("name: leased\nscript: sleep.py\ngrace: 1\n"), "--lease", "3")
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
-    launch.kill()
-    launch.communicate()
-    assert workspace.leftovers() != {}
-    workspace.until(lambda: workspace.leftovers() == {}, "the lease to end the job", timeout_s=30)
-    assert workspace.status("leased")["state"] == "STOPPED"
-
-
 def test_two_jobs_at_once_do_not_touch_each_other(workspace: Workspace) -> None:
     workspace.write(
         "wait.py", "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n"
     )
     go = workspace.root / "go"
     long = workspace.start("launch", workspace.job(f"name: long\nscript: wait.py\nenv: {{GO: {go}}}\n", name="long.yaml"))
-    workspace.until(lambda: workspace.dtrain("logs", "long").out.count("ready") == 2, "the first job")
+    workspace.until(lambda: workspace.printed("ready") == 2, "the first job")
     workspace.write("fail.py", "import os\nos._exit(4)\n")
     assert workspace.dtrain("launch", workspace.job("name: short\nscript: fail.py\n", name="short.yaml")).code == 4
     go.touch()
@@ -315,9 +304,9 @@ def test_two_jobs_at_once_do_not_touch_each_other(workspace: Workspace) -> None:
 def test_a_deleted_job_folder_ends_the_job(workspace: Workspace) -> None:
     workspace.write(
         "delete.py",
-        "import os, shutil, time\nif os.environ['RANK'] == '0': shutil.rmtree(os.environ['DTRAIN_JOB_FOLDER'])\ntime.sleep(600)\n",
+        "import os, shutil, time\nif os.environ['NODE_RANK'] == '0': shutil.rmtree(os.environ['DTRAIN_JOB_FOLDER'])\ntime.sleep(600)\n",
     )
-    result = workspace.dtrain("launch", workspace.job("script: delete.py\ngrace: 1\n"), timeout_s=60)
+    result = workspace.dtrain("launch", workspace.job("launcher: none\nscript: delete.py\ngrace: 1\n"), timeout_s=60)
     assert result.code == 69, result.err
     workspace.until(lambda: workspace.leftovers() == {}, "the agent to notice", timeout_s=20)
 
@@ -325,7 +314,7 @@ def test_a_deleted_job_folder_ends_the_job(workspace: Workspace) -> None:
 def test_a_killed_torchrun_is_not_blamed_on_a_worker(workspace: Workspace) -> None:
     workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     launch = workspace.start("launch", workspace.job("name: hit\nscript: sleep.py\ngrace: 1\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     os.kill(
         next(pid for pid, command in workspace.leftovers().items() if "torch.distributed.run" in command and "--node-rank=1" in command), 9
     )
@@ -343,7 +332,7 @@ def test_garbage_among_the_metrics_harms_nobody(workspace: Workspace) -> None:
         "open(os.environ['DTRAIN_JOB_FOLDER'] + '/metrics.jsonl', 'ab').write(b'garbage\\xff\\n[1]\\n')\n"
         "dtrain.log_metrics(iteration=7, loss=float('nan'))\n",
     )
-    result = workspace.dtrain("launch", workspace.job("script: garbage.py\n", instances=1))
+    result = workspace.dtrain("launch", workspace.job("launcher: none\nscript: garbage.py\n", instances=1))
     assert result.code == 0, result.err
     metrics = workspace.status()["metrics"]
     assert (metrics["iteration"], metrics["loss"]) == (7, None)
@@ -376,7 +365,7 @@ def test_a_worker_without_a_traceback_is_quoted(workspace: Workspace) -> None:
 def test_a_log_of_the_launch_may_lie_in_the_working_directory(workspace: Workspace) -> None:
     """`dtrain launch > log` grows while the folder that it lies in is sent."""
     workspace.write("hello.py", "print('hello', flush=True)\n")
-    job = workspace.job("script: hello.py\n", instances=1)
+    job = workspace.job("launcher: none\nscript: hello.py\n", instances=1)
     with (workspace.workdir / "log").open("wb") as log:
         log.write(b"of yesterday\n" * 1000)
         log.flush()
@@ -394,7 +383,7 @@ def test_a_start_that_was_killed_is_over_and_gives_its_name_back(workspace: Work
     workspace.write("hello.py", "print('hello')\n")
     with (workspace.workdir / "large").open("wb") as large:
         large.truncate(400 << 20)
-    job = workspace.job("name: named\nscript: hello.py\n")
+    job = workspace.job("name: named\nlauncher: none\nscript: hello.py\n")
     launch = workspace.start("launch", job)
     jobs = workspace.root / "state/dtrain/jobs"
     workspace.until(lambda: list(jobs.glob("*/plan.json")), "the job to be planned")
@@ -417,7 +406,7 @@ def test_ctrl_c_stops_a_launch_in_the_background_of_a_script(workspace: Workspac
         launch = subprocess.Popen(
             [sys.executable, "-c", ignoring, *argv], cwd=workspace.workdir, env=workspace.env, stdout=null, stderr=null
         )
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "the workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "the workers")
     launch.send_signal(signal.SIGINT)
     assert launch.wait(timeout=60) == 130
 

@@ -68,7 +68,7 @@ def test_nothing_of_the_users_passes_through_mpi(workspace: Workspace) -> None:
     job = workspace.job("\n".join(f"{key}: {json.dumps(value)}" for key, value in text.items()))
     leaking = {"TOKEN": secret, "OMPI_MCA_plm": "slurm", "SLURM_JOB_ID": "7", "SLURM_NODELIST": "elsewhere"}
     launch = workspace.start("launch", job, env=leaking)
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     runtimes = {pid: command for pid, command in workspace.leftovers().items() if re.search(r"/mpirun |/orted | worker ", command)}
     kinds = [next(kind for kind in ("/orted ", "/mpirun ", " worker ") if kind in command) for command in runtimes.values()]
     assert sorted(set(kinds)) == [" worker ", "/mpirun ", "/orted "], runtimes
@@ -108,7 +108,7 @@ def test_the_others_keep_their_grace_when_a_worker_fails(workspace: Workspace) -
 def test_ctrl_c_ends_all(workspace: Workspace) -> None:
     workspace.write("wait.py", WAIT)
     launch = workspace.start("launch", workspace.job("name: c\nlauncher: mpirun\nscript: wait.py\nenv: {GO: never}\ngrace: 90\n", gpus=2))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 4, "the workers")
+    workspace.until(lambda: workspace.printed("ready") == 4, "the workers")
     launch.send_signal(signal.SIGINT)
     result = workspace.wait(launch, timeout_s=30)
     assert result.code == 130, result.err
@@ -120,7 +120,7 @@ def test_a_killed_worker_py_is_the_cause_and_nobody_waits_for_mpirun(workspace: 
     """mpirun, told to abort nobody, waits for ever once a signal has ended one of its processes."""
     workspace.write("wait.py", WAIT)
     launch = workspace.start("launch", workspace.job("launcher: mpirun\nscript: wait.py\nenv: {GO: never}\ngrace: 90\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     pid = next(
         pid for pid, command in workspace.leftovers().items() if re.search(r" worker \S+/node1 mpirun $", command) and ":" not in command
     )
@@ -135,7 +135,7 @@ def test_a_job_goes_on_without_the_launching_side(workspace: Workspace) -> None:
     workspace.write("wait.py", WAIT)
     go = workspace.root / "go"
     launch = workspace.start("launch", workspace.job(f"name: alone\nlauncher: mpirun\nscript: wait.py\nenv: {{GO: {go}}}\n"))
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 2, "both workers")
+    workspace.until(lambda: workspace.printed("ready") == 2, "both workers")
     launch.kill()
     launch.communicate()
     go.touch()
@@ -245,15 +245,6 @@ def test_a_script_may_use_mpi_itself(lan: Lan, workspace: Workspace) -> None:
 
 
 @pytest.mark.root
-def test_digits_across_three_machines(lan: Lan, workspace: Workspace) -> None:
-    shutil.copy(EXAMPLES / "mpirun.yaml", workspace.workdir)
-    result = workspace.dtrain("launch", "mpirun.yaml", "--cluster", "lan.yaml")
-    assert result.code == 0, result.err
-    accuracy = re.search(r"^test accuracy ([0-9.]+)%$", result.err, re.MULTILINE)
-    assert accuracy is not None and float(accuracy[1]) >= 95, result.err
-
-
-@pytest.mark.root
 def test_a_pipeline_across_three_machines(lan: Lan, workspace: Workspace) -> None:
     """One stage on each, started by mpirun."""
     text = (EXAMPLES / "pipeline.yaml").read_text()
@@ -293,7 +284,7 @@ def test_a_killed_part_of_mpi_fails_the_job_and_leaves_nothing(lan: Lan, workspa
     workspace.write("wait.py", WAIT)
     job = workspace.write("job.yaml", "name: hit\nlauncher: mpirun\nscript: wait.py\ncluster: lan.yaml\nenv: {GO: never}\ngrace: 5\n")
     launch = workspace.start("launch", job)
-    workspace.until(lambda: workspace.dtrain("logs").out.count("ready") == 3, "the workers")
+    workspace.until(lambda: workspace.printed("ready") == 3, "the workers")
     kill(lan.nodes[node], f"/usr/bin/{victim} ")
     result = workspace.wait(launch, timeout_s=60)
     assert result.code == 78, result.err
@@ -309,12 +300,10 @@ def test_a_node_without_mpirun_is_named_before_anything_starts(lan: Lan, workspa
     workspace.write("wait.py", WAIT)
     job = workspace.write("job.yaml", "launcher: mpirun\nscript: wait.py\ncluster: lan.yaml\n")
     with in_place_of(lan.nodes[1], "/usr/bin/mpirun", "/dev/null"):
-        began = time.monotonic()
         result = workspace.dtrain("launch", job)
         assert result.code == 78, result.err
         assert "n2: mpirun is not installed" in result.err and "n1:" not in result.err and "n3:" not in result.err
         assert "hint: apt-get install openmpi-bin" in result.err
-        assert time.monotonic() - began < 5
     assert_untouched(lan, workspace)
 
 

@@ -28,7 +28,7 @@ def launch(workspace: Workspace, script: str, *args: str, ssh: str = "{}") -> Re
 def job(workspace: Workspace, script: str, *, ssh: str = "{}") -> Path:
     workspace.write("train.py", script)
     cluster = f"{{instances: [box], gpus_per_instance: 1, device: cpu, python: {sys.executable}, dir: {workspace.nodes}, ssh: {ssh}}}"
-    return workspace.write("job.yaml", f"name: boxed\nscript: train.py\ngrace: 1\ncluster: {cluster}\n")
+    return workspace.write("job.yaml", f"name: boxed\nlauncher: none\nscript: train.py\ngrace: 1\ncluster: {cluster}\n")
 
 
 def known_hosts(workspace: Workspace) -> Path:

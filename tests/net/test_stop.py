@@ -22,13 +22,16 @@ while True: time.sleep(0.1)
 """
 
 
-def said(workspace: Workspace, job: str, word: str, num_workers: int) -> None:
-    workspace.until(lambda: workspace.dtrain("logs", job).out.count(word) == num_workers, f"{word!r} of the workers of {job}")
+def said(workspace: Workspace, word: str, num_workers: int) -> None:
+    def logs() -> str:
+        return "".join(log.read_text() for log in workspace.nodes.glob("jobs/*/*/logs/rank*.log"))
+
+    workspace.until(lambda: logs().count(word) == num_workers, f"{word!r} of {num_workers} workers")
 
 
 def test_a_stop_from_another_shell_ends_the_job_of_a_launch(workspace: Workspace) -> None:
-    launch = workspace.start("launch", workspace.waiting_job("waits"))
-    said(workspace, "waits", "ready", 2)
+    launch = workspace.start("launch", workspace.waiting_job("waits", launcher="torchrun"))
+    said(workspace, "ready", 2)
     stop = workspace.dtrain("stop")
     assert stop.code == 0, stop.err
     assert "on node0, node1 (grace 30 s)" in stop.err and "STOPPED" in stop.err
@@ -47,7 +50,7 @@ def test_a_second_stop_shortens_the_wait_of_the_first(workspace: Workspace) -> N
     launched = workspace.dtrain("launch", workspace.job("name: stubborn\nscript: stubborn.py\ngrace: 300\n"), "--detach")
     assert launched.code == 0, launched.err
     first = workspace.start("stop", "stubborn")
-    said(workspace, "stubborn", "told to end", 2)
+    said(workspace, "told to end", 2)
     assert first.poll() is None
     assert workspace.dtrain("stop", "stubborn", "--grace", "0").code == 0
     assert workspace.wait(first, timeout_s=30).code == 0
@@ -57,9 +60,10 @@ def test_a_second_stop_shortens_the_wait_of_the_first(workspace: Workspace) -> N
 
 def test_ctrl_c_leaves_a_stop_that_takes_its_course(workspace: Workspace) -> None:
     workspace.write("stubborn.py", STUBBORN)
-    assert workspace.dtrain("launch", workspace.job("name: stubborn\nscript: stubborn.py\ngrace: 2\n"), "--detach").code == 0
+    job = workspace.job("name: stubborn\nlauncher: none\nscript: stubborn.py\ngrace: 2\n")
+    assert workspace.dtrain("launch", job, "--detach").code == 0
     stop = workspace.start("stop", "--grace", "3")
-    said(workspace, "stubborn", "told to end", 2)
+    said(workspace, "told to end", 2)
     stop.send_signal(signal.SIGINT)
     result = workspace.wait(stop, timeout_s=30)
     assert result.code == 130, result.err
@@ -162,7 +166,7 @@ def test_what_survives_a_kill_is_named(workspace: Workspace, frozen: Path) -> No
     )
     job = workspace.job(f"name: hangs\nscript: hang.py\nenv: {{FROZEN: {frozen}}}\n")
     launch = workspace.start("launch", job)
-    said(workspace, "hangs", "ready", 2)
+    said(workspace, "ready", 2)
     stop = workspace.dtrain("stop", "--grace", "1")
     assert stop.code == 1, stop.err
     [survivor] = [pid for pid, command in workspace.leftovers().items() if "hang.py" in command and " guard " not in command]

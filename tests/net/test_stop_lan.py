@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.net, pytest.mark.root]
 
 def run_detached(workspace: Workspace) -> str:
     workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    job = workspace.write("job.yaml", "name: detached\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n")
+    job = workspace.write("job.yaml", "name: detached\nlauncher: none\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n")
     launch = workspace.dtrain("launch", job, "--detach")
     assert launch.code == 0, launch.err
     return launch.out.strip()
@@ -69,7 +69,7 @@ def test_a_stop_reaches_a_node_through_the_others_and_names_it(lan: Lan, workspa
     assert seen["n2"] < before < min(seen["n1"], seen["n3"])
     assert [node["state"] for node in told["nodes"]] == ["STOPPED", "RUNNING", "STOPPED"]
     lan.heal()
-    assert workspace.status(job)["exit_code"] == 143
+    workspace.until(lambda: workspace.status(job)["exit_code"] == 143, "the last word of the node that is there again")
     workspace.until(lambda: lan.processes() == {}, "the last node to end", timeout_s=5.0)
 
 
@@ -83,7 +83,7 @@ def test_ctrl_c_in_a_stop_names_the_node_that_was_not_told(lan: Lan, workspace: 
     assert result.code == 130, result.err
     assert "not reached from here; the other nodes tell it to stop: n2" in result.err
     lan.heal()
-    assert workspace.status(job)["state"] == "STOPPED"
+    workspace.until(lambda: workspace.status(job)["state"] == "STOPPED", "the last word of the node that is there again")
 
 
 def test_a_frozen_agent_does_not_hold_a_stop_for_ever(lan: Lan, workspace: Workspace) -> None:
