@@ -77,8 +77,8 @@ def test_while_it_connects(lan: Lan, workspace: Workspace) -> None:
 
 def nothing_is_left(lan: Lan, workspace: Workspace) -> None:
     workspace.until(lambda: lan.processes() == {}, "the agents to end", timeout_s=30.0)
-    ended = workspace.status("killed")
-    assert (ended["state"], ended["exit_source"]) == ("FAILED", "dtrain")
+    workspace.until(lambda: workspace.status("killed")["state"] == "FAILED", "the nodes to be asked")
+    assert workspace.status("killed")["exit_source"] == "dtrain"
 
 
 def test_between_prepare_and_commit(lan: Lan, workspace: Workspace) -> None:

@@ -287,7 +287,7 @@ def test_a_killed_launcher_leaves_nothing_once_the_lease_is_over(lan: Lan, works
 
     assert left()
     workspace.until(lambda: not left(), "the lease to end the job", timeout_s=30)
-    assert workspace.status("leased")["state"] == "STOPPED"
+    workspace.until(lambda: workspace.status("leased")["state"] == "STOPPED", "the nodes to be asked")
     assert workspace.status("kept")["state"] == "RUNNING"
     go(lan)
     assert workspace.wait(kept).code == 0

@@ -140,7 +140,7 @@ def test_a_job_goes_on_without_the_launching_side(workspace: Workspace) -> None:
     launch.communicate()
     go.touch()
     workspace.until(lambda: workspace.leftovers() == {}, "the job to end")
-    assert workspace.status("alone")["state"] == "SUCCEEDED"
+    workspace.until(lambda: workspace.status("alone")["state"] == "SUCCEEDED", "the node to be asked")
 
 
 def test_a_node_that_mpirun_never_calls_hangs_nobody(workspace: Workspace) -> None:

@@ -69,7 +69,7 @@ def test_ctrl_c_leaves_a_stop_that_takes_its_course(workspace: Workspace) -> Non
     assert result.code == 130, result.err
     assert "the order has been given, and the nodes go on stopping: node0, node1" in result.err
     workspace.until(lambda: workspace.leftovers() == {}, "the grace to end")
-    assert workspace.status("stubborn")["state"] == "STOPPED"
+    workspace.until(lambda: workspace.status("stubborn")["state"] == "STOPPED", "the nodes to be asked")
 
 
 def test_which_job_is_meant_and_the_other_goes_on(workspace: Workspace) -> None:

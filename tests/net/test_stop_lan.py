@@ -26,11 +26,16 @@ def run_detached(workspace: Workspace) -> str:
 def test_status_does_not_wait_for_a_node_whose_cable_is_out(lan: Lan, workspace: Workspace) -> None:
     run_detached(workspace)
     with lan.cut(lan.nodes[1]):
-        began = time.monotonic()
-        told = workspace.dtrain("status", "detached")
-        assert time.monotonic() - began < 10  # 3 s for all nodes together
-    assert told.code == 0 and "RUNNING" in told.out
-    assert "n2 was not asked: no answer within 3 s; last seen " in told.out and "n1 was" not in told.out
+
+        def tells_of_n2_alone() -> bool:  # a machine with much else to do may take 3 s for the others too
+            began = time.monotonic()
+            told = workspace.dtrain("status", "detached")
+            assert time.monotonic() - began < 10  # 3 s for all nodes together
+            assert told.code == 0 and "RUNNING" in told.out
+            assert "n2 was not asked: no answer within 3 s; last seen " in told.out
+            return "n1 was" not in told.out
+
+        workspace.until(tells_of_n2_alone, "an answer of the others")
     assert workspace.dtrain("stop").code == 0
     workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
 
@@ -101,4 +106,4 @@ def test_a_frozen_agent_does_not_hold_a_stop_for_ever(lan: Lan, workspace: Works
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
     workspace.until(lambda: lan.processes() == {}, "it to do as it was told", timeout_s=10.0)
-    assert workspace.status(job)["state"] == "STOPPED"
+    workspace.until(lambda: workspace.status(job)["state"] == "STOPPED", "the nodes to be asked")
