@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Protocol, TypeVar
 
 from dtrain import launchers, preflight
-from dtrain.errors import CTRL_C, DtrainError, NodesBusy, PreflightFailed, SetupFailed, StoppedElsewhere
+from dtrain.errors import CTRL_C, DtrainError, NodesBusy, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
@@ -124,7 +124,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
             watched.look()  # whoever asks later finds all nodes prepared, and tells them
             progress.committing()
-            _on_all(links, lambda node, link: link.ask(wire.Commit()))
+            _commit(links)
         except BaseException as error:  # Ctrl-C too: what is prepared must end
             why = watched.why(error)
             _call_off(store, job, plan, links, why, plan.grace_s if spec.setup else 0.0)
@@ -134,6 +134,26 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             link.close()
         raise
     return Started(job, plan, targets, links)
+
+
+def _commit(links: Mapping[str, Link]) -> None:
+    """Let every node run. Where one does, the job has begun: that another's part was over before it heard so, as when the first
+    one's worker failed at once, is the job's end and not the start's, and who follows the job hears why.
+
+    Raises:
+        DtrainError: no node runs, or one cannot be heard.
+    """
+
+    def ask(link: Link) -> NoSuchJob | None:
+        try:
+            link.ask(wire.Commit())
+        except NoSuchJob as error:
+            return error
+        return None
+
+    over = [error for error in _on_all(links, lambda node, link: ask(link)).values() if error is not None]
+    if len(over) == len(links):
+        raise over[0]
 
 
 class _Stoppable:

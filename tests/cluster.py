@@ -102,10 +102,17 @@ class Workspace:
         Args:
             log: takes what it says, in place of pipes: it stands still when a pipe is full.
         """
+        return self._begin(("-m", "dtrain", *map(str, args)), env, log)
+
+    def python(self, script: str) -> subprocess.Popen[str]:
+        """Run a script beside the test, as from a notebook."""
+        return self._begin(("-c", script))
+
+    def _begin(self, arguments: tuple[str, ...], env: Mapping[str, str] | None = None, log: Path | None = None) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as files:
             output = subprocess.PIPE if log is None else files.enter_context(log.open("wb"))
             process = subprocess.Popen(
-                (sys.executable, "-m", "dtrain", *map(str, args)),
+                (sys.executable, *arguments),
                 cwd=self.workdir,
                 env={**self.env, **(env or {})},
                 stdin=subprocess.DEVNULL,

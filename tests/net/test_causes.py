@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +100,40 @@ def test_a_node_can_be_three_minutes_ahead(lan: Lan, workspace: Workspace) -> No
         assert max(told) - min(told) < 60
     assert all(150 < ahead - right < 210 for right, ahead in zip(here, there, strict=False)), (here, there)
     assert abs(here[-1] - time.time()) < 60
+
+
+PAUSED = """
+import pathlib, sys, time
+from dtrain import api
+
+class Progress:
+    def __getattr__(self, name):
+        return lambda *_: None
+    def committing(self):
+        pathlib.Path("committing").touch()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+
+print(api.launch("job.yaml", progress=Progress()).wait().exit_code)
+"""
+
+
+def test_a_worker_that_fails_before_another_node_was_told_to_run(lan: Lan, workspace: Workspace) -> None:
+    """The other node's part is over when it hears of it, and still the job ends with the worker's code."""
+    n2 = lan.nodes[1]
+    workspace.write("two.yaml", lan.cluster("n1, n2"))
+    workspace.write("job.yaml", "name: early\nlauncher: none\ncommand: exit 9\ncluster: two.yaml\n")
+    launch = workspace.python(PAUSED)
+    workspace.until((workspace.workdir / "committing").exists, "all nodes to be prepared")
+    guard, *_ = n2.pids("\0guard\0")
+    session = int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(session, signal.SIGSTOP)
+    try:
+        (workspace.workdir / "go").touch()
+        workspace.until(lambda: not n2.pids("\0guard\0"), "the second node's part to end with the first one's")
+    finally:
+        os.kill(session, signal.SIGCONT)
+    result = workspace.wait(launch)
+    assert (result.code, result.out) == (0, "9\n"), result.err
+    cause = workspace.status("early")["first_failure"]
+    assert (cause["node"], cause["exit_code"], cause["reason"]) == ("n1", 9, "exit-code")
