@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from dtrain.errors import STOPPED, NodeUnreachable
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
-from dtrain.store import Store
+from dtrain.store import Store, read_event
 
 
 class Watcher(Protocol):
@@ -87,7 +87,7 @@ class Intake:
 
     def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> None:
         self.take_others()  # a stop that was asked for before this counts before this
-        lines = [(offset, text, event) for offset, text in self._lines(node, where, data) if (event := _event(text)) is not None]
+        lines = [(offset, text, event) for offset, text in self._lines(node, where, data) if (event := read_event(text)) is not None]
         states = []
         for _, _, event in lines:
             self.state = self.state.after(node, event)
@@ -139,11 +139,3 @@ def _metric(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return metric if isinstance(metric, dict) else {}
-
-
-def _event(line: bytes) -> Event | None:
-    """An event; None for a line that was torn, as on a full disk."""
-    try:
-        return cast(Event, wire.from_json(line))
-    except ValueError:
-        return None

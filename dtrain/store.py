@@ -230,7 +230,7 @@ class Store:
     def events(self, job: str) -> list[tuple[str, Event]]:
         """Node and event, in the order in which they arrived here."""
         rows = self._rows("SELECT node, event FROM events WHERE job = ? ORDER BY rowid", job)
-        return [(node, cast(Event, wire.from_json(event))) for node, event in rows]
+        return [(node, event) for node, line in rows if (event := read_event(line)) is not None]
 
     def metrics(self, job: str) -> list[dict[str, Any]]:
         return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
@@ -311,6 +311,14 @@ def _boot_id() -> str:
 def _start_ticks(pid: int) -> int | None:
     found = procs.look(pid)
     return None if found is None else found.start_ticks
+
+
+def read_event(line: str | bytes) -> Event | None:
+    """An event; None for a line that was torn, as on a full disk, and for what only another version of dtrain calls an event."""
+    try:
+        return cast(Event, wire.from_json(line))
+    except ValueError:
+        return None
 
 
 # A table of its own, not a column more: an older dtrain on the same store goes on adding its rows.

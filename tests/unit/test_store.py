@@ -94,6 +94,17 @@ def test_what_was_overridden_is_kept(tmp_path: Path) -> None:
     assert (store.find("aa11").overrides, record.overrides) == ((), ("--set 'env.A=ü'", "--nodes a"))
 
 
+def test_an_event_that_only_another_version_knows_says_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    lines = ['{"type": "DaemonWanted", "at": 1.0, "host": "n2"}\n', wire.to_json(wire.AgentStarted(2.0, 1, 1, "b")) + "\n"]
+    with closing(sqlite3.connect(tmp_path / "state/store.db")) as db, db:
+        for offset, line in enumerate(lines):
+            db.execute("INSERT INTO events VALUES ('aa11', 'node0', ?, ?, ?)", (offset, offset + 1, line))
+    assert [event for _, event in store.events("aa11")] == [wire.AgentStarted(2.0, 1, 1, "b")]
+    assert store.state(record).state is State.STARTING
+
+
 # The tables as the first versions made them, and what those write and read.
 OLD = """
 CREATE TABLE jobs (
