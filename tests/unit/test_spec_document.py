@@ -63,12 +63,20 @@ def test_a_file_that_is_no_good_yaml_is_answered_with_the_place(data: bytes, whe
     assert "\n" not in problem.message
 
 
+def test_a_file_full_of_values_is_answered_before_all_of_it_is_read() -> None:
+    Path("job.yaml").write_text(f"args: [{', '.join(['x'] * 80_000)}]\n")
+    begin_s = time.process_time()
+    with pytest.raises(SpecError, match=r"job.yaml:1:\d+: more than 25000 keys and values"):
+        load_job(Path("job.yaml"))
+    assert time.process_time() - begin_s < 1.0
+
+
 def test_a_bomb_of_aliases_is_defused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
     Path("job.yaml").write_text("\n".join(lines))
     begin_s = time.process_time()
-    with pytest.raises(SpecError, match=r"job.yaml:5:1: with a4 the file has more than 50000 values"):
+    with pytest.raises(SpecError, match=r"job.yaml:5:1: with a4 the file has more than 25000 values"):
         load_job(Path("job.yaml"))
     assert time.process_time() - begin_s < 1
 
