@@ -16,7 +16,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Protocol, TypeVar
 
-from dtrain import launchers, preflight
+from dtrain import launchers, rendezvous
 from dtrain.errors import CTRL_C, DtrainError, NodesBusy, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
@@ -224,8 +224,8 @@ def _check_torch(node: str, facts: wire.NodeFacts) -> None:
 def _prove_rendezvous(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
     """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there."""
     token = token_hex(32)
-    ports = preflight.ports_of(cluster)
-    targets = preflight.candidates(cluster, facts)
+    ports = rendezvous.ports_of(cluster)
+    targets = rendezvous.candidates(cluster, facts)
 
     def listen(node: str, link: Link) -> wire.Listening:
         reply = link.ask(wire.Listen(token, tuple(address.address for address in targets[node]), ports))
@@ -233,8 +233,8 @@ def _prove_rendezvous(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts],
         return reply
 
     listening = _on_all(links, listen)
-    targets = preflight.listened_on(targets, listening, facts)
-    dials = preflight.dials(targets, {node: reply.port for node, reply in listening.items()})
+    targets = rendezvous.listened_on(targets, listening, facts)
+    dials = rendezvous.dials(targets, {node: reply.port for node, reply in listening.items()})
 
     def dial(node: str, link: Link) -> wire.Dialed:
         reply = link.ask(wire.Dial(token, dials[node]))
@@ -242,7 +242,7 @@ def _prove_rendezvous(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts],
         return reply
 
     dialed = _on_all(links, dial) if len(links) > 1 else {}
-    chosen = preflight.choose(targets, preflight.tries(dials, dialed))
+    chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed))
     first = cluster.instances[0].name
     _on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
     return Rendezvous(chosen, listening[first].port)
@@ -290,7 +290,7 @@ def _watches(cluster: ClusterSpec, plan: LaunchPlan) -> dict[str, wire.Watch]:
     if len(plan.nodes) == 1:
         return {}
     token, first, names = token_hex(32), plan.nodes[0].name, tuple(node.name for node in plan.nodes)
-    ports = preflight.ports_of(cluster)
+    ports = rendezvous.ports_of(cluster)
     return {name: wire.Watch(token, name, first, plan.master_address, ports, names if name == first else ()) for name in names}
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import preflight
+from dtrain import rendezvous
 from dtrain.errors import PreflightFailed
 from dtrain.node.wire import Address, Dialed, Listening, NodeFacts, Ports
-from dtrain.preflight import Try
+from dtrain.rendezvous import Try
 from dtrain.spec import ClusterSpec, load_job
 
 LO = Address("lo", "127.0.0.1", 8, 0)
@@ -43,9 +43,9 @@ def _facts(addresses: Mapping[str, tuple[Address, ...]]) -> dict[str, NodeFacts]
 
 def _tries(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> tuple[Try, ...]:
     """What the nodes would find out, by the same steps as in a start."""
-    dials = preflight.dials(targets, dict.fromkeys(targets, 29500))
+    dials = rendezvous.dials(targets, dict.fromkeys(targets, 29500))
     addresses = {(node, address.address): address for node, some in targets.items() for address in some}
-    return preflight.tries(
+    return rendezvous.tries(
         dials,
         {
             dialer: Dialed(tuple(answer(dialer, target.node, addresses[target.node, target.address]) for target in some))
@@ -55,7 +55,7 @@ def _tries(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> tuple[
 
 
 def _choose(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> dict[str, str]:
-    return {node: address.address for node, address in preflight.choose(targets, _tries(targets, answer)).items()}
+    return {node: address.address for node, address in rendezvous.choose(targets, _tries(targets, answer)).items()}
 
 
 def _networks(*prefixes: str) -> Answer:
@@ -90,23 +90,23 @@ def _one_machine(dialer: str, node: str, address: Address) -> str:
 def test_candidates_are_what_the_files_leave(tmp_path: Path, cluster: str, expected: dict[str, tuple[Address, ...]]) -> None:
     spec = _cluster(tmp_path, cluster)
     facts = _facts({instance.name: (LO, _eth(number), _ib(number)) for number, instance in enumerate(spec.instances, 1)})
-    assert preflight.candidates(spec, facts) == expected
+    assert rendezvous.candidates(spec, facts) == expected
 
 
 def test_a_machine_with_ipv6_alone_meets_itself_there(tmp_path: Path) -> None:
-    assert preflight.candidates(_cluster(tmp_path, "{instances: 1}"), _facts({"node0": (LO6,)})) == {"node0": (LO6,)}
+    assert rendezvous.candidates(_cluster(tmp_path, "{instances: 1}"), _facts({"node0": (LO6,)})) == {"node0": (LO6,)}
 
 
 def test_an_explicit_ipv6_address_is_found_however_it_is_written(tmp_path: Path) -> None:
     spec = _cluster(tmp_path, '{instances: [{host: a, address: "FD00:0::2"}, b]}')
     facts = _facts({"a": (LO, Address("eth0", "fd00::2", 64, 0)), "b": (LO,)})
-    assert preflight.candidates(spec, facts)["a"] == (Address("eth0", "fd00::2", 64, 0),)
+    assert rendezvous.candidates(spec, facts)["a"] == (Address("eth0", "fd00::2", 64, 0),)
 
 
 def test_a_network_that_a_node_is_not_in(tmp_path: Path) -> None:
     facts = _facts({"a": (LO, _ib(1)), "b": (LO, _eth(2))})
     with pytest.raises(PreflightFailed) as failed:
-        preflight.candidates(_cluster(tmp_path, "{instances: [a, b], network: 10.1.0.0/24}"), facts)
+        rendezvous.candidates(_cluster(tmp_path, "{instances: [a, b], network: 10.1.0.0/24}"), facts)
     assert failed.value.message == "b: no address in network 10.1.0.0/24; it has 127.0.0.1 (lo), 10.0.0.2 (eth0)"
     assert failed.value.hint is not None and "network:" in failed.value.hint
     assert failed.value.exit_code == 78
@@ -114,23 +114,23 @@ def test_a_network_that_a_node_is_not_in(tmp_path: Path) -> None:
 
 def test_an_address_before_a_nat_is_none_of_the_node(tmp_path: Path) -> None:
     facts = _facts({"a": (LO, _eth(1)), "b": (LO, _eth(2))})
-    targets = preflight.candidates(_cluster(tmp_path, "{instances: [a, {host: b, address: 192.0.2.9}]}"), facts)
+    targets = rendezvous.candidates(_cluster(tmp_path, "{instances: [a, {host: b, address: 192.0.2.9}]}"), facts)
     listening = {"a": Listening(1, {}), "b": Listening(2, {"192.0.2.9": "it is no address of this node"})}
     with pytest.raises(PreflightFailed) as failed:
-        preflight.listened_on(targets, listening, facts)
+        rendezvous.listened_on(targets, listening, facts)
     assert failed.value.message == ("b: cannot listen on 192.0.2.9: it is no address of this node; it has 127.0.0.1 (lo), 10.0.0.2 (eth0)")
     assert failed.value.hint is not None and "address:" in failed.value.hint
 
 
 def test_one_address_that_cannot_be_listened_on_is_left_out(tmp_path: Path) -> None:
     targets = {"a": (_eth(1), _ib(1)), "b": (_eth(2),)}
-    left = preflight.listened_on(targets, {"a": Listening(1, {"10.0.0.1": "?"}), "b": Listening(2, {})}, _facts(targets))
+    left = rendezvous.listened_on(targets, {"a": Listening(1, {"10.0.0.1": "?"}), "b": Listening(2, {})}, _facts(targets))
     assert left == {"a": (_ib(1),), "b": (_eth(2),)}
 
 
 def test_ports_are_the_window_of_the_cluster_file(tmp_path: Path) -> None:
-    assert preflight.ports_of(_cluster(tmp_path, "{instances: 2, ports: 29500-29599}")) == Ports(29500, 29599)
-    assert preflight.ports_of(_cluster(tmp_path, "{instances: 2}")) == Ports(0, 0)
+    assert rendezvous.ports_of(_cluster(tmp_path, "{instances: 2, ports: 29500-29599}")) == Ports(29500, 29599)
+    assert rendezvous.ports_of(_cluster(tmp_path, "{instances: 2}")) == Ports(0, 0)
 
 
 # ---- who dials whom ----
@@ -139,13 +139,13 @@ def test_ports_are_the_window_of_the_cluster_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3, 32])
 def test_up_to_32_nodes_every_pair_is_tried_both_ways(number: int) -> None:
     targets = {f"node{index}": (_eth(index),) for index in range(number)}
-    pairs = [(dialer, target.node) for dialer, some in preflight.dials(targets, dict.fromkeys(targets, 1)).items() for target in some]
+    pairs = [(dialer, target.node) for dialer, some in rendezvous.dials(targets, dict.fromkeys(targets, 1)).items() for target in some]
     assert sorted(pairs) == sorted(pair for one, other in combinations(targets, 2) for pair in ((one, other), (other, one)))
 
 
 def test_of_more_nodes_each_dials_31_and_the_first_one_and_that_one_all() -> None:
     targets = {f"node{index}": (LO, _eth(index)) for index in range(40)}
-    dials = preflight.dials(targets, {node: 1000 + index for index, node in enumerate(targets)})
+    dials = rendezvous.dials(targets, {node: 1000 + index for index, node in enumerate(targets)})
     dialed = {dialer: [target.node for target in some[::2]] for dialer, some in dials.items()}
     assert dialed["node0"] == [f"node{index}" for index in range(1, 40)]
     assert dialed["node2"] == ["node0", *(f"node{index}" for index in range(3, 34))]
@@ -236,7 +236,7 @@ def test_an_address_that_only_some_reach_does_not_count() -> None:
 
 def _fault(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> list[str]:
     with pytest.raises(PreflightFailed) as failed:
-        preflight.choose(targets, _tries(targets, answer))
+        rendezvous.choose(targets, _tries(targets, answer))
     assert failed.value.exit_code == 78
     assert failed.value.hint is not None and "ports:" in failed.value.hint and "network:" in failed.value.hint
     return failed.value.message.splitlines()
