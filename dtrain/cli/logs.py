@@ -72,6 +72,7 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
                     lines.take(node_name, stream, part)
                     offsets[stream] += len(part)
     if follow:
+        sys.stdout.flush()  # the job may be silent for long
         try:
             Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {}, offsets=shown)
         except KeyboardInterrupt:
