@@ -1,6 +1,7 @@
 """Data parallel training in its simplest form: every worker fits y = 3x + 2 to points of its own, and all get the same line."""
 
 import argparse
+import gc
 
 import torch
 import torch.distributed as dist
@@ -30,4 +31,6 @@ for _ in range(options.iterations):
 
 slope, offset = model.module.weight.item(), model.module.bias.item()
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: y = {slope:.2f} x + {offset:.2f}", flush=True)
+del model  # DistributedDataParallel holds on to the group: with it, gloo's threads would live until Python ends, and may abort it
+gc.collect()
 dist.destroy_process_group()
