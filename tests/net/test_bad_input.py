@@ -92,7 +92,7 @@ def test_a_node_folder_that_cannot_be_made(workspace: Workspace) -> None:
     workspace.write("file", "")
     cluster = f"cluster: {{instances: 1, dir: {workspace.workdir / 'file' / 'below'}}}\n"
     result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\n" + cluster))
-    assert result.code == 69
+    assert result.code == 78
     assert "node0: " in result.err and "Not a directory" in result.err and "Traceback" not in result.err
 
 

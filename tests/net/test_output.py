@@ -77,5 +77,5 @@ def test_a_character_that_the_terminal_lacks_is_written_as_an_escape(workspace: 
 def test_no_escape_of_a_file_reaches_the_terminal(workspace: Workspace) -> None:
     workspace.write("job.yaml", 'script: "tr\\e[31main.py"\n"k\\e]0;x\\a": 1\n')
     result = workspace.dtrain("launch")
-    assert result.code == 65 and "script tr\\x1b[31main.py is not there\n" in result.err
+    assert result.code == 65 and "script 'tr\\x1b[31main.py' is not there\n" in result.err
     assert result.err.replace("\n", "").isprintable()

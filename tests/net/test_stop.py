@@ -125,7 +125,7 @@ def test_nodes_that_another_machine_plays_are_left_alone(workspace: Workspace) -
 def test_a_stop_while_the_job_is_being_started(workspace: Workspace) -> None:
     """Some nodes have no agent yet that could be told."""
     with (workspace.workdir / "large").open("wb") as large:
-        large.truncate(1 << 30)
+        large.truncate(450 << 20)
     launch = workspace.start("launch", workspace.waiting_job("large"))
     workspace.until(lambda: list((workspace.root / "state/dtrain/jobs").glob("*/plan.json")), "the job to be planned")
     stop = workspace.dtrain("stop", timeout_s=40)
