@@ -74,8 +74,9 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/idle.py
 	$(BIN)/python benchmarks/sync.py
 
-docs: $(INSTALLED) ## Write docs/job-file.md from what dtrain says of each key
+docs: $(INSTALLED) ## Write docs/job-file.md and docs/preflight.md from what dtrain says of each key and finding
 	$(BIN)/python tools/job_file_docs.py > docs/job-file.md
+	$(BIN)/python tools/preflight_docs.py > docs/preflight.md
 
 faults: setup ## The fault matrix of docs/reliability.md, and causes with clocks apart: half an hour
 	$(BIN)/python benchmarks/faults.py

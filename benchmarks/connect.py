@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from dtrain.link import LOGIN_S
 from dtrain.spec import JobSpec, load_job
 from tests.ssh import SSHD, Sshd, write_user_files
 
@@ -198,7 +199,7 @@ def _num_logged_in(root: Path) -> int:
 
     def log_in(_: int) -> int:
         try:
-            kept.append(SshTransport("n0", "n0", SshOptions(), sys.executable).open())
+            kept.append(SshTransport("n0", "n0", SshOptions(), sys.executable).open(LOGIN_S))
         except DtrainError as error:
             print(error, file=sys.stderr)
             return 0

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from dtrain.catchup import catch_up
 from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
+from dtrain.findings import Finding
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
 from dtrain.link import Link, Target, make_ready_for
+from dtrain.nodes import outcomes
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
-from dtrain.start import Progress, in_parallel, start, targets_of
+from dtrain.start import Progress, start, targets_of
 from dtrain.store import JobRecord, Store
 from dtrain.supervise import Supervisor
 from dtrain.sync import fetch_outputs
@@ -192,7 +194,7 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
                 ended.set()
 
     try:
-        return in_parallel([(target.node, functools.partial(fetch_from, target)) for target in wanted])
+        return outcomes([(target.node, functools.partial(fetch_from, target)) for target in wanted]).all()
     except BaseException:  # after Ctrl-C nobody waits for a node, but each file that is under way is removed
         leaving.set()
         until_s = time.monotonic() + _LEAVE_S
@@ -204,6 +206,7 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
 class _Quiet:
     def step(self, text: str) -> None: ...
     def busy(self, text: str) -> None: ...
+    def found(self, finding: Finding) -> None: ...
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None: ...
     def setting_up(self, num_nodes: int) -> None: ...

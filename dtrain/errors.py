@@ -27,11 +27,13 @@ class DtrainError(Exception):
     """A message for the person at the terminal: the thing, the cause, and a hint at the next step."""
 
     exit_code = 70
+    finding = "unfit"  # what `check` calls it (findings.py)
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, finding: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.finding = finding or self.finding
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
@@ -95,21 +97,26 @@ class NoSuchJob(DtrainError):
 
 class NodeUnreachable(DtrainError):
     exit_code = 69
+    finding = "unreachable"
 
 
 class NoSpace(DtrainError):
     exit_code = 73
+    finding = "no-space"
 
 
 class NodesBusy(DtrainError):
     exit_code = 75
+    finding = "gpu-busy"
 
 
-class GpusMissing(NodesBusy): ...
+class GpusMissing(NodesBusy):
+    finding = "gpu-missing"
 
 
 class AccessDenied(DtrainError):
     exit_code = 77
+    finding = "access-refused"
 
 
 class PreflightFailed(DtrainError):

@@ -17,6 +17,7 @@ from dtrain.node import wire
 from dtrain.spec import Instance
 from dtrain.transport import Channel, make_ready, transport_to
 
+LOGIN_S = 20.0  # a node that takes longer to log in to is named, and holds up no other
 _MAKE_ROOM = "make room there, or choose another dir: in the cluster file"
 _ANOTHER_DIR = "choose another dir: in the cluster file"
 _DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
@@ -62,14 +63,14 @@ class Link:
         self.heard_s = time.monotonic()  # when something last came from the node
 
     @classmethod
-    def open(cls, target: Target) -> Link:
+    def open(cls, target: Target, within_s: float = LOGIN_S) -> Link:
         """Reach a node, make sure that it has our code, and start a session about a job.
 
         Raises:
             NodeUnreachable: no way in, or no usable Python there.
             AccessDenied: refused by the node, or its host key by us.
         """
-        channel = transport_to(target.instance).open()
+        channel = transport_to(target.instance).open(within_s)
         link = cls(target.node, channel)
         try:
             _boot(channel, target, bundle())
@@ -180,4 +181,4 @@ def _boot(channel: Channel, target: Target, code: Bundle) -> None:
 
 def _as_error(node: str, failed: wire.Failed) -> DtrainError:
     kinds: dict[str, type[DtrainError]] = {"no-space": NoSpace, "setup": PreflightFailed, "busy": NodesBusy, "no-job": NoSuchJob}
-    return kinds.get(failed.kind, DtrainError)(f"{node}: {failed.text}", hint=failed.hint)
+    return kinds.get(failed.kind, DtrainError)(f"{node}: {failed.text}", hint=failed.hint, finding=failed.finding)

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_net
 from typing import TypeAlias
 
 from dtrain.errors import PreflightFailed
+from dtrain.node.network import LOSES_LARGE
 from dtrain.node.wire import Address, Dialed, DialTarget, Listening, NodeFacts, Ports
 from dtrain.spec import ClusterSpec, Instance
 
@@ -49,7 +50,7 @@ def candidates(cluster: ClusterSpec, facts: Mapping[str, NodeFacts]) -> dict[str
     }
     faults = [f"{node}: no address in network {cluster.network}; {_has(facts[node])}" for node, addresses in found.items() if not addresses]
     if faults:
-        raise _failed(faults, "set network: in the cluster file to a network or interface that all nodes share, or to auto")
+        raise _failed(faults, "set network: in the cluster file to a network or interface that all nodes share, or to auto", "no-address")
     return found
 
 
@@ -85,7 +86,9 @@ def listened_on(
     ]
     if faults:
         raise _failed(
-            faults, "set address: in the cluster file to an address that the node itself has, not one before a NAT, or leave it out"
+            faults,
+            "set address: in the cluster file to an address that the node itself has, not one before a NAT, or leave it out",
+            "no-address",
         )
     return open_
 
@@ -171,10 +174,13 @@ def _not_reached(targets: Mapping[str, tuple[Address, ...]], tried: Sequence[Try
                 dialers.setdefault((_where(one, interfaces), one.cause), []).append(one.dialer)
             texts = [f"at {where} from {_some(names)}: {cause}" for (where, cause), names in dialers.items()]
             faults.append(f"{node}: not reached {_some(texts, '; ')}")
+    if any(one.cause == LOSES_LARGE for one in tried):
+        return _failed(faults, "give all links between the nodes one MTU, or let the ICMP of their routers through", "packets-lost")
     return _failed(
         faults,
         "let TCP through between the nodes (ports: in the cluster file keeps to the ports that a firewall leaves open), "
         "or choose other addresses with network: or address:",
+        "rendezvous-blocked",
     )
 
 
@@ -193,9 +199,10 @@ def _cut_off(tried: Sequence[Try]) -> list[str]:
 
 
 def _telling(tried: Iterable[Try]) -> list[Try]:
-    """The failed ones; those of loopback only where nothing else failed."""
+    """The failed ones that say why: those of loopback only where nothing else failed, and alone those that nearly went well."""
     failed = [one for one in tried if one.cause]
-    return [one for one in failed if not ip_address(one.address).is_loopback] or failed
+    large = [one for one in failed if one.cause == LOSES_LARGE]
+    return large or [one for one in failed if not ip_address(one.address).is_loopback] or failed
 
 
 def _where(one: Try, interfaces: Mapping[tuple[str, str], str]) -> str:
@@ -213,6 +220,6 @@ def _some(texts: Sequence[str], between: str = ", ") -> str:
     return shown if len(texts) <= _MOST_NAMES else f"{shown} and {len(texts) - _MOST_NAMES} more"
 
 
-def _failed(faults: Sequence[str], hint: str) -> PreflightFailed:
+def _failed(faults: Sequence[str], hint: str, finding: str) -> PreflightFailed:
     more = [f"and {len(faults) - _MOST_FAULTS} more nodes"] if len(faults) > _MOST_FAULTS else []
-    return PreflightFailed("\n".join([*faults[:_MOST_FAULTS], *more]), hint=hint)
+    return PreflightFailed("\n".join([*faults[:_MOST_FAULTS], *more]), hint=hint, finding=finding)

@@ -9,27 +9,29 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Protocol, TypeVar
 
-from dtrain import launchers, rendezvous
-from dtrain.errors import CTRL_C, DtrainError, NodesBusy, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
+from dtrain import launchers
+from dtrain.errors import CTRL_C, DtrainError, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
+from dtrain.findings import Finding
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
-from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan, python_of
+from dtrain.nodes import Probed, connect, on_all, probe, prove
+from dtrain.plan import LaunchPlan, counted, make_plan
+from dtrain.preflight import contradictions, judge
+from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
 from dtrain.sync import Snapshot, git_commit, scan_workdir, send_tree
 
-_CONNECTIONS_AT_ONCE = 64
 _LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
 _T = TypeVar("_T")
 
@@ -40,6 +42,9 @@ class Progress(Protocol):
     def step(self, text: str) -> None: ...
 
     def busy(self, text: str) -> None: ...
+
+    def found(self, finding: Finding) -> None:
+        """Something is not as it should be with the nodes, and does not stop the job."""
 
     def planned(self, job: str, plan: LaunchPlan) -> None: ...
 
@@ -89,14 +94,20 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     targets = targets_of(spec.cluster, job, spec.name)
     make_ready_for(targets)
     progress.step(f"connecting to {counted(len(targets), 'node')}")
-    links = _connect(targets)
+    reached = connect(targets)
+    links = reached.results
     try:
-        facts = _probe(spec, links)
+        reached.all()
+        probed = probe(spec, links).all()
+        facts = {node: one.facts for node, one in probed.items()}
         launchers.check(spec.launcher, facts)
+        _judge(spec, probed, progress)
         make_plan(spec, facts, lease_s=lease_s)  # GPUs that are not free are told before the rest is tried
         if len(links) > 1:
             progress.step("proving the rendezvous")
-        plan = make_plan(spec, facts, _prove_rendezvous(spec.cluster, facts, links), lease_s=lease_s)
+        rendezvous = prove(spec.cluster, facts, links)
+        _tell(contradictions(spec.env, rendezvous.addresses), spec, progress)
+        plan = make_plan(spec, facts, rendezvous, lease_s=lease_s)
         in_order = node_commands(spec, plan, job)
         commands = {command.node: command for command in in_order}
         store.add(
@@ -115,13 +126,13 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         watches = _watches(spec.cluster, plan)
         watched = _Stoppable(progress, store, job)
         try:
-            prepared = _on_all(
+            prepared = on_all(
                 links, lambda node, link: _prepare(spec, plan, commands[node], link, snapshot, secrets, watches.get(node), watched)
             )
             if spec.setup is not None:
                 _set_up(links, store, job, plan, progress)
             first, *others = (node.name for node in plan.nodes)
-            _on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
+            on_all({node: links[node] for node in others}, lambda node, link: link.ask(wire.Join(prepared[first].watch_port)))
             watched.look()  # whoever asks later finds all nodes prepared, and tells them
             progress.committing()
             _commit(links)
@@ -134,6 +145,23 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             link.close()
         raise
     return Started(job, plan, targets, links)
+
+
+def _judge(spec: JobSpec, probed: Mapping[str, Probed], progress: Progress) -> None:
+    """Raises PreflightFailed: the nodes do not fit together."""
+    facts = {node: one.facts for node, one in probed.items()}
+    found = judge(facts, {node: one.clock_offset_s for node, one in probed.items()})
+    errors = [finding for finding in found if finding.is_error and finding.name not in spec.preflight.ignore]
+    if errors:
+        hint = f"{errors[0].cure}; dtrain check shows more, and preflight: {{ignore: [{errors[0].name}]}} goes on all the same"
+        raise PreflightFailed("\n".join(finding.text for finding in errors), hint=hint, finding=errors[0].name)
+    _tell([finding for finding in found if not finding.is_error], spec, progress)
+
+
+def _tell(found: Sequence[Finding], spec: JobSpec, progress: Progress) -> None:
+    for finding in found:
+        if finding.name not in spec.preflight.ignore:
+            progress.found(finding)
 
 
 def _commit(links: Mapping[str, Link]) -> None:
@@ -151,7 +179,7 @@ def _commit(links: Mapping[str, Link]) -> None:
             return error
         return None
 
-    over = [error for error in _on_all(links, lambda node, link: ask(link)).values() if error is not None]
+    over = [error for error in on_all(links, lambda node, link: ask(link)).values() if error is not None]
     if len(over) == len(links):
         raise over[0]
 
@@ -182,70 +210,6 @@ class _Stoppable:
 
 def _stopped() -> StoppedElsewhere:
     return StoppedElsewhere("`dtrain stop` came from another shell before the job ran")
-
-
-def _connect(targets: Sequence[Target]) -> dict[str, Link]:
-    links: dict[str, Link] = {}
-
-    def connect(target: Target) -> None:
-        links[target.node] = Link.open(target)
-
-    try:
-        in_parallel([(target.node, lambda target=target: connect(target)) for target in targets])  # type: ignore[misc]
-    except BaseException:
-        for link in links.values():
-            link.close()
-        raise
-    return {target.node: links[target.node] for target in targets}
-
-
-def _probe(spec: JobSpec, links: Mapping[str, Link]) -> dict[str, wire.NodeFacts]:
-    instances = {instance.name: instance for instance in spec.cluster.instances}
-
-    def ask(node: str, link: Link) -> wire.NodeFacts:
-        instance = instances[node]
-        reply = link.ask(wire.Probe(python_of(instance), mpi=spec.launcher == "mpirun", activate=instance.activate))
-        assert isinstance(reply, wire.NodeFacts)
-        if spec.setup is None:  # which may bring it
-            _check_torch(node, reply)
-        return reply
-
-    return _on_all(links, ask)
-
-
-def _check_torch(node: str, facts: wire.NodeFacts) -> None:
-    if not facts.torch_version:
-        raise PreflightFailed(
-            f"{node}: torch is not installed for {facts.python}",
-            hint=f"{facts.python} -m pip install torch, or set python: in the cluster file to one that has it",
-        )
-
-
-def _prove_rendezvous(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
-    """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there."""
-    token = token_hex(32)
-    ports = rendezvous.ports_of(cluster)
-    targets = rendezvous.candidates(cluster, facts)
-
-    def listen(node: str, link: Link) -> wire.Listening:
-        reply = link.ask(wire.Listen(token, tuple(address.address for address in targets[node]), ports))
-        assert isinstance(reply, wire.Listening)
-        return reply
-
-    listening = _on_all(links, listen)
-    targets = rendezvous.listened_on(targets, listening, facts)
-    dials = rendezvous.dials(targets, {node: reply.port for node, reply in listening.items()})
-
-    def dial(node: str, link: Link) -> wire.Dialed:
-        reply = link.ask(wire.Dial(token, dials[node]))
-        assert isinstance(reply, wire.Dialed)
-        return reply
-
-    dialed = _on_all(links, dial) if len(links) > 1 else {}
-    chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed))
-    first = cluster.instances[0].name
-    _on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
-    return Rendezvous(chosen, listening[first].port)
 
 
 def _prepare(
@@ -290,7 +254,7 @@ def _watches(cluster: ClusterSpec, plan: LaunchPlan) -> dict[str, wire.Watch]:
     if len(plan.nodes) == 1:
         return {}
     token, first, names = token_hex(32), plan.nodes[0].name, tuple(node.name for node in plan.nodes)
-    ports = rendezvous.ports_of(cluster)
+    ports = ports_of(cluster)
     return {name: wire.Watch(token, name, first, plan.master_address, ports, names if name == first else ()) for name in names}
 
 
@@ -330,7 +294,7 @@ def _set_up(links: Mapping[str, Link], store: Store, job: str, plan: LaunchPlan,
 
     progress.setting_up(len(links))
     try:
-        _on_all(links, ask, at_once=len(links))  # however many: none waits for the end of another
+        on_all(links, ask, at_once=len(links))  # however many: none waits for the end of another
     except DtrainError:
         raise errors[0] from None  # what the others say follows from it
 
@@ -366,34 +330,3 @@ def _call_off(store: Store, job: str, plan: LaunchPlan, links: Mapping[str, Link
         case _:
             pass
     Intake(store, job, plan, Silent()).take_own(StartFailed(time.time(), code, text, setup_of))
-
-
-def _on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
-    tasks = [(node, lambda node=node, link=link: work(node, link)) for node, link in links.items()]
-    return in_parallel(tasks, at_once)
-
-
-def in_parallel(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _CONNECTIONS_AT_ONCE) -> dict[str, _T]:
-    """Results by node; where some fail, one error that tells of all of them."""
-    pool = ThreadPoolExecutor(max(1, min(at_once, len(work))))
-    try:
-        futures = [(node, pool.submit(task)) for node, task in work]
-        errors = [error for _, future in futures if (error := future.exception()) is not None]
-    finally:  # after Ctrl-C nobody waits for those that are under way; closing their links ends them
-        pool.shutdown(wait=False, cancel_futures=True)
-    for error in errors:
-        if not isinstance(error, DtrainError):
-            raise error
-    if errors:
-        raise _all_of([error for error in errors if isinstance(error, DtrainError)])
-    return {node: future.result() for node, future in futures}
-
-
-def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
-    first = next((error for error in errors if not isinstance(error, NodesBusy)), errors[0])  # waiting would not help with it
-    if len(errors) == 1:
-        return first
-    hints = {error.hint for error in errors}
-    if len(hints) == 1:
-        return type(first)("\n".join(error.message for error in errors), hint=first.hint)
-    return type(first)("\n".join(str(error) for error in errors))

@@ -104,6 +104,10 @@ class Node:
     def run(self, *argv: str, input: str | None = None) -> str:
         return _run(*self.inside(*argv), input=input)
 
+    def within(self, *argv: str) -> str:
+        """Run something on the node, with its files and processes."""
+        return _run("nsenter", "--net", "--pid", "--mount", "--target", str(self.init), *argv)
+
     def path(self, absolute: str) -> Path:
         """A file of the node, from here."""
         return self.root / absolute.lstrip("/")

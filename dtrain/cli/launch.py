@@ -13,6 +13,7 @@ from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import selection_options
 from dtrain.errors import CTRL_C, STOPPED
+from dtrain.findings import Finding
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
@@ -169,6 +170,9 @@ class _Signals:
 
     def busy(self, text: str) -> None:
         self._view.busy(text)
+
+    def found(self, finding: Finding) -> None:
+        self._view.found(finding)
 
     def planned(self, job: str, plan: LaunchPlan) -> None:
         self._view.planned(job, plan)

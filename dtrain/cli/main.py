@@ -23,6 +23,7 @@ from dtrain.shell_words import visible
 # name: (module, what `dtrain --help` says of it)
 _COMMANDS = {
     "init": ("dtrain.cli.init", "Write a job file to begin with."),
+    "check": ("dtrain.cli.check", "Prove that a cluster can run a job, before it does."),
     "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
     "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),

@@ -44,16 +44,22 @@ def check(facts: Mapping[str, NodeFacts]) -> None:
     missing = [node for node, found in facts.items() if not (found.mpirun and found.mpi_daemon)]
     if missing:
         faults = [f"{node}: {'orted' if facts[node].mpirun else 'mpirun'} is not installed, or not on the PATH there" for node in missing]
-        raise PreflightFailed("\n".join(faults), hint="apt-get install openmpi-bin on each node, or use launcher: torchrun")
+        raise PreflightFailed(
+            "\n".join(faults), hint="apt-get install openmpi-bin on each node, or use launcher: torchrun", finding="mpi-unfit"
+        )
     versions: dict[str, list[str]] = {}
     for node, found in facts.items():
         versions.setdefault(_version(node, found), []).append(node)
     told = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in versions.items())
     majors = {version.partition(".")[0] for version in versions}
     if len(majors) > 1:
-        raise PreflightFailed(f"the nodes have different Open MPI: {told}", hint=f"install the same Open MPI {_MAJOR} on all of them")
+        raise PreflightFailed(
+            f"the nodes have different Open MPI: {told}", hint=f"install the same Open MPI {_MAJOR} on all of them", finding="mpi-unfit"
+        )
     if majors != {_MAJOR}:
-        raise PreflightFailed(f"dtrain runs Open MPI {_MAJOR}; there is {told}", hint="use launcher: torchrun, or install Open MPI 4")
+        raise PreflightFailed(
+            f"dtrain runs Open MPI {_MAJOR}; there is {told}", hint="use launcher: torchrun, or install Open MPI 4", finding="mpi-unfit"
+        )
 
 
 def _version(node: str, found: NodeFacts) -> str:
@@ -62,6 +68,7 @@ def _version(node: str, found: NodeFacts) -> str:
         raise PreflightFailed(
             f"{node}: {found.mpirun} is not Open MPI; it calls itself {found.mpi_version or 'nothing'}",
             hint="let mpirun there be Open MPI's (update-alternatives --config mpirun), or use launcher: torchrun",
+            finding="mpi-unfit",
         )
     return match[1]
 

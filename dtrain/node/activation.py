@@ -102,7 +102,7 @@ class _Tail:
 
 def _refused(what: str, text: str, printed: str, hint: str) -> Refused:
     said = ["it printed:", *(f"  {line}" for line in printed.splitlines())] if printed else ["it printed nothing"]
-    return Refused(wire.Failed("setup", "\n  ".join((f"{what}:", *text.strip().splitlines(), *said)), hint))
+    return Refused(wire.Failed("setup", "\n  ".join((f"{what}:", *text.strip().splitlines(), *said)), hint, "activate-failed"))
 
 
 def _hint(text: str, printed: str) -> str:

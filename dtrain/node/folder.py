@@ -88,12 +88,21 @@ class NodeDir:
             return []
         return [self.job(*name.split(".", 1)) for name in sorted(names) if "." in name]
 
+    def running(self) -> tuple[str, ...]:
+        """Ids of the jobs that run here."""
+        return tuple(dict.fromkeys(folder.job for folder in self.unsettled() if folder.is_alive()))
+
 
 @dataclass(frozen=True)
 class JobFolder:
     """One job on one node. Its streams are files that only grow."""
 
     path: str
+
+    @property
+    def job(self) -> str:
+        """Its id."""
+        return os.path.basename(os.path.dirname(self.path))
 
     @property
     def tree(self) -> str:

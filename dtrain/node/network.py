@@ -43,7 +43,7 @@ _BUFFER_BYTES = 65536  # what is sent fits into it, so that nothing has to be se
 _NOBODYS = "127.255.255.254"  # an address of this node that nobody uses
 
 _ANOTHER = "another machine answered"
-_LOSES_LARGE = "larger packets are lost (MTU)"
+LOSES_LARGE = "larger packets are lost (MTU)"
 
 # Closing resets: no port is in TIME_WAIT after the proof, where it could not be kept again for a minute.
 _RESET = struct.pack("ii", 1, 0)
@@ -314,7 +314,7 @@ def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -
                 assert isinstance(key.fileobj, socket.socket)
                 cause = _go_on(key.fileobj, key.data, selector)
                 if key.data.is_answered:
-                    causes[key.data.index] = _LOSES_LARGE  # unless more comes
+                    causes[key.data.index] = LOSES_LARGE  # unless more comes
                 if cause is not None:
                     causes[key.data.index] = cause
                     selector.unregister(key.fileobj)
@@ -347,7 +347,7 @@ def _go_on(connection: socket.socket, call: _Call, selector: selectors.BaseSelec
     if part and len(call.heard) < wanted:
         return None
     if call.is_answered:
-        return "" if part else _LOSES_LARGE
+        return "" if part else LOSES_LARGE
     if not hmac.compare_digest(bytes(call.heard), call.expected):
         return _ANOTHER
     call.is_answered = True

@@ -74,7 +74,9 @@ def no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
     """
     if error.errno != errno.EADDRINUSE or not ports.last:
         raise error
-    return wire.Failed("setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them")
+    return wire.Failed(
+        "setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them", "no-port"
+    )
 
 
 def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_dir: str) -> None:

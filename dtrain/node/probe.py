@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import gpus
 from dtrain.node.addresses import addresses
 from dtrain.node.folder import NodeDir
+from dtrain.node.machine import machine
 from dtrain.node.preparation import Refused
 from dtrain.node.wire import Failed, NodeFacts, Probe
 
@@ -21,21 +23,38 @@ _PYTHON_TIMEOUT_S = 30.0
 _MPIRUN_TIMEOUT_S = 10.0
 _OLDEST = (3, 9)  # of worker.py
 
-# Runs under the workers' interpreter. torch says its version in a file of its own; importing it would take seconds.
+# Runs under the workers' interpreter. torch says its versions in a file of its own; importing it would take seconds.
 _ASK_PYTHON = """
 import json, sys
 version = "%d.%d.%d" % sys.version_info[:3]
 if sys.version_info < (3, 9):
-    sys.exit(print(json.dumps([version, ""])))
-import importlib.util, re
+    sys.exit(print(json.dumps([version, "", "", ""])))
+import importlib.metadata, importlib.util, re
 found = importlib.util.find_spec("torch")
-torch = ""
+torch = cuda = nccl = ""
 if found is not None and found.submodule_search_locations:
     with open(found.submodule_search_locations[0] + "/version.py") as file:
-        match = re.search(r"^__version__ = ['\\"](.*)['\\"]", file.read(), re.M)
-    torch = match.group(1) if match else "unknown"
-print(json.dumps([version, torch]))
+        text = file.read()
+    said = {name: value for name, value in re.findall(r"^(\\w+)[^=\\n]*= ['\\"](.*)['\\"]", text, re.M)}
+    torch, cuda = said.get("__version__", "unknown"), said.get("cuda", "")
+    for package in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        try:
+            nccl = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+print(json.dumps([version, torch, cuda, nccl]))
 """
+
+
+@dataclass(frozen=True)
+class _Python:
+    """The workers' interpreter; texts are "" for what it has not."""
+
+    path: str
+    version: str
+    torch: str
+    cuda: str
+    nccl: str
 
 
 def facts(order: Probe, environ: Mapping[str, str], node_dir: NodeDir, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
@@ -45,27 +64,30 @@ def facts(order: Probe, environ: Mapping[str, str], node_dir: NodeDir, *, bundle
     Raises:
         Refused: there is no Python that could run the workers.
     """
-    python, python_version, torch_version = _ask_python(order.python, environ)
+    python = _ask_python(order.python, environ)
     mpirun = shutil.which("mpirun", path=environ.get("PATH")) if order.mpi else None
     return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
         gpus=gpus.found(node_dir),
-        python=python,
-        python_version=python_version,
-        torch_version=torch_version,
+        python=python.path,
+        python_version=python.version,
+        torch_version=python.torch,
+        cuda_version=python.cuda,
+        nccl_version=python.nccl,
         addresses=addresses(),
         bundle=bundle,
+        node_dir=node_dir.root,
         job_folder=job_folder,
         output_dir=output_dir,
         mpirun=mpirun or "",
         mpi_daemon=_mpi_daemon(mpirun),
         mpi_version=_mpi_version(mpirun, environ),
+        machine=machine(node_dir),
     )
 
 
-def _ask_python(python: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
-    """Path, version and torch version ("" where it has none) of an interpreter."""
+def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
     searched = environ.get("PATH", os.defpath)
     path = shutil.which(os.path.expanduser(python), path=searched)
     if path is None:
@@ -82,18 +104,19 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> tuple[str, str, str]
         asked.communicate()
         raise ValueError(f"{path} did not answer within {_PYTHON_TIMEOUT_S:g} s") from None
     try:
-        version, torch_version = json.loads(said.strip().rpartition("\n")[2])  # a wrapper may print before it
-    except (ValueError, TypeError):
+        told = _Python(path, *json.loads(said.strip().rpartition("\n")[2]))  # a wrapper may print before it
+        version = tuple(map(int, told.version.split(".")))
+    except (ValueError, TypeError, AttributeError):
         words = complained.strip() or said.strip()
         why = words.rpartition("\n")[2][-300:] if words else f"it ended with exit code {asked.returncode}"
         raise _no_python(f"{path} does not run as a Python: {why}") from None
-    if tuple(map(int, version.split("."))) < _OLDEST:
-        raise _no_python(f"{path} is Python {version}, and the workers need {_OLDEST[0]}.{_OLDEST[1]} or newer")
-    return path, version, torch_version
+    if version < _OLDEST:
+        raise _no_python(f"{path} is Python {told.version}, and the workers need {_OLDEST[0]}.{_OLDEST[1]} or newer")
+    return told
 
 
 def _no_python(text: str) -> Refused:
-    return Refused(Failed("setup", text, "set python: in the cluster file to one that has torch"))
+    return Refused(Failed("setup", text, "set python: in the cluster file to one that has torch", "python-missing"))
 
 
 def _mpi_daemon(mpirun: Optional[str]) -> str:

@@ -267,6 +267,44 @@ class Address(Message):
 
 
 @dataclass(frozen=True)
+class Interface(Message):
+    name: str
+    state: str  # as the kernel says: up, down, unknown, ...
+    mtu: int
+    speed_mbit: int  # 0: unknown
+
+
+@dataclass(frozen=True)
+class Limits(Message):
+    """Of what this user starts; None: no limit."""
+
+    memlock_bytes: Optional[int]
+    nofile: Optional[int]
+    nproc: Optional[int]
+
+
+@dataclass(frozen=True)
+class Machine(Message):
+    """What a node says of the machine that it is."""
+
+    system: str
+    kernel: str
+    memory_bytes: int
+    container: str  # docker, podman, ...; "" for none that shows itself
+    name_means: tuple[str, ...]  # addresses that its own name has there; none where nobody answers
+    interfaces: tuple[Interface, ...]  # in the kernel's order
+    has_infiniband: bool
+    limits: Limits
+    shm_bytes: int  # size of /dev/shm
+    free_bytes: int  # where dtrain's folder lies
+    gpu_driver: str  # version; "" without one
+    clock_s: float  # when it was asked
+    time_zone: str  # +0100
+    ends_at_logout: Optional[bool]  # what runs on once its user has left; None where nobody says
+    jobs: tuple[str, ...]  # of dtrain, that run there
+
+
+@dataclass(frozen=True)
 class NodeFacts(Message):
     """What a node says of itself."""
 
@@ -276,13 +314,17 @@ class NodeFacts(Message):
     python: str  # absolute path of the workers' interpreter
     python_version: str
     torch_version: str  # "" when torch is not installed there
+    cuda_version: str  # that torch was built for; "" for none
+    nccl_version: str  # of the package that torch brings; "" for none
     addresses: tuple[Address, ...]  # of interfaces that are up
     bundle: str  # folder of dtrain's own code there
+    node_dir: str  # that holds all of dtrain there
     job_folder: str
     output_dir: str  # what persists per job name
     mpirun: str  # path, "" where there is none or nobody asked; so are the next two
     mpi_daemon: str
     mpi_version: str  # first line of what mpirun says of itself
+    machine: Machine
 
 
 @dataclass(frozen=True)
@@ -326,6 +368,7 @@ class Failed(Message):
     kind: str  # no-space | setup | busy | no-job
     text: str
     hint: Optional[str] = None
+    finding: Optional[str] = None  # what `check` calls it; None: as all of its kind
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dtrain.findings import Finding
 from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan, counted
 from dtrain.render.console import StatusLine, duration, size
+from dtrain.render.findings import print_finding
 from dtrain.render.lines import RankLines
 from dtrain.render.plan import print_plan
 
@@ -56,6 +58,9 @@ class LiveView(StatusLine):
             self._say(f"waiting for GPUs: {text}")
             self._busy = text
         self._show("waiting for GPUs")
+
+    def found(self, finding: Finding) -> None:
+        print_finding(self._console, finding)
 
     def planned(self, job: str, plan: LaunchPlan) -> None:
         print_plan(self._console, plan, job)

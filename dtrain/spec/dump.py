@@ -21,7 +21,8 @@ def job_file(spec: JobSpec) -> dict[str, Any] | None:
     run = _run(spec.run)
     if run is None:
         return None
-    optional = {"setup": spec.setup, "env": spec.env, "secrets": list(spec.secrets)}
+    preflight = {"ignore": list(spec.preflight.ignore)} if spec.preflight.ignore else None
+    optional = {"setup": spec.setup, "preflight": preflight, "env": spec.env, "secrets": list(spec.secrets)}
     return {
         "name": spec.name,
         "cluster": _cluster(spec.cluster),

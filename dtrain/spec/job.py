@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InFile, InOption
+from dtrain.findings import WARNABLE
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
 from dtrain.spec.environment import env_of, secrets_mistakes
@@ -51,6 +53,13 @@ Run: TypeAlias = Script | Module | Command | TrainerConfig | AllreduceConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Preflight:
+    """How the check before a launch is to judge."""
+
+    ignore: tuple[str, ...] = ()  # findings that count for nothing
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What the user wants to run, and on what."""
 
@@ -66,8 +75,20 @@ class JobSpec:
     run: Run
     grace: float  # seconds from TERM to KILL
     setup: str | None = None  # lines for bash, once on each node before the workers
+    preflight: Preflight = Preflight()
     overrides: tuple[str, ...] = field(default=(), compare=False)  # "--set trainer.epochs=3": how it came to be, not what it is
     places: Mapping[str, InFile | InOption] = field(default_factory=dict, repr=False, compare=False)  # by "trainer.batch"
+
+
+@dataclass(frozen=True)
+class PreflightFile:
+    """The keys under `preflight`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    ignore: Annotated[
+        list[str] | None, Field(description="Names of findings that neither stop a launch nor are shown; docs/preflight.md lists them.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,7 @@ class JobFile:
             "Of several jobs on one machine, one at a time."
         ),
     ] = None
+    preflight: Annotated[PreflightFile | None, Field(description="What the check before every launch passes over.")] = None
     env: Annotated[
         dict[str, str | None] | None,
         Field(description="Variables of the workers, as text exactly as it is typed. Empty: taken from your environment."),
@@ -146,6 +168,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
     env, wrong_env = env_of(file.env or {}, file.launcher, around.environ)
     args, wrong_args = _args(file)
     run, wrong_run = _run(file, args, workdir, cluster, around)
+    preflight = Preflight(tuple(file.preflight.ignore or ()) if file.preflight is not None else ())
     mistakes = [
         *_name_mistakes(name),
         *wrong_workdir,
@@ -153,6 +176,7 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         *lines_mistakes(file.setup, ("setup",), "pip install -r requirements.txt"),
         *wrong_env,
         *secrets_mistakes(file.secrets or [], env, file.launcher, around.environ),
+        *_ignored_mistakes(preflight.ignore),
         *wrong_args,
         *wrong_run,
     ]
@@ -176,8 +200,19 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         run,
         file.grace,
         file.setup,
+        preflight,
         places=around.document.places(),
     ), mistakes
+
+
+def _ignored_mistakes(names: Sequence[str]) -> list[Mistake]:
+    mistakes = []
+    for index, name in enumerate(names):
+        if name not in WARNABLE:
+            close = difflib.get_close_matches(name, WARNABLE, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"one of {', '.join(sorted(WARNABLE))}"
+            mistakes.append(Mistake(("preflight", "ignore", index), f"no finding {typed(name)} can be passed over", hint))
+    return mistakes
 
 
 def _safe_name(folder: str) -> str:

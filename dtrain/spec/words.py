@@ -44,7 +44,7 @@ _DDP = "leave data_parallel out: the replicas add up their gradients (ddp)"
 # Keys and values of the design that a later release carries out: said so, for nothing that is typed is passed over in silence.
 _NOT_YET: dict[Place, str] = {
     ("mpi",): "put that mpirun first on the nodes' PATH; settings of Open MPI go into env, as OMPI_MCA_pml: ob1",
-    ("preflight",): "leave it out: all findings count, and all nodes are wanted",
+    ("preflight", "min_fraction"): "leave it out: all nodes are wanted",
     **{
         ("trainer", key): f"leave it out, for {today}, {_OWN_SCRIPT}"
         for key, today in (

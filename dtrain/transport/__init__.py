@@ -47,8 +47,11 @@ class Channel(Protocol):
 class Transport(Protocol):
     """One node's way in."""
 
-    def open(self) -> Channel:
+    def open(self, within_s: float) -> Channel:
         """A new channel.
+
+        Args:
+            within_s: from the first packet to a Python that speaks; a node that takes longer is given up on.
 
         Raises:
             NodeUnreachable: there is no way in now, or no usable Python there.

@@ -12,7 +12,7 @@ from dtrain.transport import STAGE0, Channel, await_magic
 
 
 class LocalTransport:
-    def open(self) -> Channel:
+    def open(self, within_s: float) -> Channel:
         channel = _LocalChannel()
         try:
             await_magic(channel.read)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.link import LOGIN_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import Channel
 from dtrain.transport.ssh import SshTransport
@@ -124,7 +125,7 @@ def test_a_peer_that_is_gone_is_noticed(lan: Lan, workspace: Workspace, monkeypa
     monkeypatch.setenv("HOME", str(workspace.root / "home"))
     resolve.cache_clear()
     options = (("n2", SshOptions()), ("n3", SshOptions(proxy_jump="n1")))
-    channels = [SshTransport(node, node, ssh, sys.executable).open() for node, ssh in options]
+    channels = [SshTransport(node, node, ssh, sys.executable).open(LOGIN_S) for node, ssh in options]
 
     def noticed_after_s(channel: Channel) -> float:
         channel.write(b"7")  # as a link says something every 10 s

@@ -29,6 +29,7 @@ secrets: [TOKEN]
 setup: |
   pip install -r "requirements.txt"   # all
   echo ünï
+preflight: {ignore: [clock-skew, torch-differs]}
 script: train.py
 args: --name 'two words' --list [1,2]
 grace: 2.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from dtrain.node.wire import Address, MpiNode, NodeFacts
 from dtrain.node.worker import place_of
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.spec import load_job
+from tests.facts import FACTS
 
 OPEN_MPI = "mpirun (Open MPI) 4.1.4"
 
 
 def _facts(version: str = OPEN_MPI, *, mpirun: str = "/usr/bin/mpirun", orted: str = "/usr/bin/orted", bundle: str = "/b") -> NodeFacts:
-    return NodeFacts("box", 8, (), "/usr/bin/python3", "3.11.2", "2.13.0", (), bundle, "/j", "/o", mpirun, orted, version)
+    return replace(FACTS, gpus=(), bundle=bundle, mpirun=mpirun, mpi_daemon=orted, mpi_version=version)
 
 
 def _plan(folder: Path, addresses: dict[str, str], counts: list[int], bundle: str = "/b") -> LaunchPlan:

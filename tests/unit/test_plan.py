@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, Overrides, load_job
+from tests.facts import FACTS
 
 LOOPBACK = Address("lo", "127.0.0.1", 8, 0)
 
@@ -29,21 +31,7 @@ def _spec(folder: Path, cluster: str, rest: str = "script: train.py\n") -> JobSp
 def _facts(spec: JobSpec, *, gpus: int = 0, cores: int = 8, held: Mapping[int, GpuHolder | str] | None = None) -> dict[str, NodeFacts]:
     there = tuple(_gpu(index, (held or {}).get(index)) for index in range(gpus))
     return {
-        instance.name: NodeFacts(
-            instance.name,
-            cores,
-            there,
-            "/usr/bin/python3",
-            "3.11.2",
-            "2.13.0",
-            (LOOPBACK,),
-            "/b",
-            "/j",
-            "/o",
-            "/usr/bin/mpirun",
-            "/usr/bin/orted",
-            "mpirun (Open MPI) 4.1.4",
-        )
+        instance.name: replace(FACTS, host_name=instance.name, cores=cores, gpus=there, addresses=(LOOPBACK,))
         for instance in spec.cluster.instances
     }
 

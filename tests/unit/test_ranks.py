@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +12,7 @@ from dtrain.launchers import node_commands
 from dtrain.node.wire import Address, Gpu, NodeFacts
 from dtrain.plan import LaunchPlan, Rendezvous, make_plan
 from dtrain.spec import JobSpec, load_job
+from tests.facts import FACTS
 
 RUNS = {"torchrun": "script: train.py", "mpirun": "script: train.py\nlauncher: mpirun", "none": "command: [run]\nlauncher: none"}
 
@@ -49,7 +50,7 @@ def spec_of(folder: Path, cluster: list[Machine], launcher: str) -> JobSpec:
 
 def facts_of(machine: Machine) -> NodeFacts:
     gpus = tuple(Gpu(index, "GPU", None, None) for index in range(machine.num_gpus))
-    return NodeFacts("box", 8, gpus, "/python", "3.11.2", "2.13.0", (), "/b", "/j", "/o", "/mpirun", "/orted", "mpirun (Open MPI) 4.1.4")
+    return replace(FACTS, gpus=gpus)
 
 
 def plan_of(spec: JobSpec, cluster: list[Machine]) -> LaunchPlan:

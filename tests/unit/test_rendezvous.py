@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dtrain.errors import PreflightFailed
 from dtrain.node.wire import Address, Dialed, Listening, NodeFacts, Ports
 from dtrain.rendezvous import Try
 from dtrain.spec import ClusterSpec, load_job
+from tests.facts import FACTS
 
 LO = Address("lo", "127.0.0.1", 8, 0)
 LO6 = Address("lo", "::1", 128, 0)
@@ -36,9 +38,7 @@ def _cluster(folder: Path, text: str) -> ClusterSpec:
 
 
 def _facts(addresses: Mapping[str, tuple[Address, ...]]) -> dict[str, NodeFacts]:
-    return {
-        node: NodeFacts(node, 8, (), "/python3", "3.11.2", "2.13.0", some, "/b", "/j", "/o", "", "", "") for node, some in addresses.items()
-    }
+    return {node: replace(FACTS, host_name=node, addresses=some) for node, some in addresses.items()}
 
 
 def _tries(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> tuple[Try, ...]:

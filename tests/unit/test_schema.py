@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from dtrain.cli.main import commands
+from dtrain.findings import KINDS
 from dtrain.spec.json_schema import json_schema
 from tests.unit.test_dump import FULL
 
@@ -76,6 +77,12 @@ def keys() -> list[tuple[str, dict[str, Any]]]:
 def test_every_key_says_what_it_means() -> None:
     assert len(keys()) > 40
     assert [name for name, schema in keys() if not schema.get("description", "").endswith(".")] == []
+
+
+def test_the_page_of_findings_tells_each_of_them() -> None:
+    made = subprocess.run((sys.executable, ROOT / "tools/preflight_docs.py"), cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert made == (ROOT / "docs/preflight.md").read_text(), "run `make docs`"
+    assert [name for name, kind in KINDS.items() if f"| `{name}`" not in made or kind.cure not in made] == []
 
 
 def test_the_page_of_keys_is_made_from_that() -> None:

@@ -36,7 +36,9 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [a]\n  port: 22", "job.yaml:4:3", "unknown key 'port'", "it is a key of `cluster.ssh`"),
     (C + "instances: [a]\n  env: {A: 1}", "job.yaml:4:3", "unknown key 'env'", "at the top level"),
     (S + "setup: ''", "job.yaml:2:1", "setup is empty", "pip install"),
-    (S + "preflight: {ignore: [clock-skew]}", "job.yaml:2:1", "preflight is not supported yet", "leave it out"),
+    (S + "preflight: {ignore: [clock-skw]}", "job.yaml:2:22", "no finding 'clock-skw' can be passed over", "did you mean 'clock-skew'?"),
+    (S + "preflight: {ignore: [rendezvous-blocked]}", "job.yaml:2:22", "no finding 'rendezvous-blocked' can be", "one of clock-skew, cuda"),
+    (S + "preflight: {min_fraction: 0.8}", "job.yaml:2:13", "min_fraction is not supported yet", "leave it out"),
     (S + "mpi: {path: /opt/mpirun}", "job.yaml:2:1", "mpi is not supported yet", "PATH"),
     (C + "instances: [a]\n  activate: ' '", "job.yaml:4:3", "cluster.activate is empty", "bin/activate"),
     (C + "instances: [{host: a, activate: ''}]", "job.yaml:3:25", "cluster.instances[0].activate is empty", "bin/activate"),
@@ -179,7 +181,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (
         "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9))]),
         "job.yaml:6:1",
-        "with a5 the file has more than 50000 values, when its aliases",
+        "with a5 the file has more than 25000 values, when its aliases",
         "write the values out",
     ),
     (

@@ -16,7 +16,7 @@ from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
 from dtrain.transport.ssh.config import RESOLVING_AT_ONCE, Route, jump_route, resolve
-from dtrain.transport.ssh.connection import FAULTS, LOGIN_S, Connection, left_s, log_in, words
+from dtrain.transport.ssh.connection import FAULTS, Connection, left_s, log_in, words
 from dtrain.transport.ssh.keys import ask_passphrases
 
 # The same for every node and job, so there is nothing to quote and nothing to see in `ps`. The first line of stdin names
@@ -78,14 +78,14 @@ class SshTransport:
         self._options = options
         self._python = python
 
-    def open(self) -> Channel:
-        until_s = time.monotonic() + LOGIN_S
+    def open(self, within_s: float) -> Channel:
+        until_s = time.monotonic() + within_s
         try:
             connection = log_in(resolve(self._host, self._options), self._options, until_s)
         except DtrainError as error:
             raise type(error)(f"{self._node}: {error.message}", hint=error.hint) from error
         try:
-            return _start(connection, self._python, until_s)
+            return _start(connection, self._python, until_s, within_s)
         except (*FAULTS, NodeUnreachable) as error:
             connection.close()
             hint = error.hint if isinstance(error, NodeUnreachable) else None
@@ -116,7 +116,7 @@ class _SshChannel:
         self._connection.close()
 
 
-def _start(connection: Connection, python: str, until_s: float) -> Channel:
+def _start(connection: Connection, python: str, until_s: float, within_s: float) -> Channel:
     channel = connection.open_session(timeout=left_s(until_s))
     channel.settimeout(left_s(until_s))
     channel.set_combine_stderr(True)  # what a start-up file says on stderr is noise too, and must not fill the window
@@ -135,7 +135,7 @@ def _start(connection: Connection, python: str, until_s: float) -> Channel:
     except TimeoutError as error:
         said = seen.decode(errors="replace").strip()[-SHOWN_NOISE:]
         raise NodeUnreachable(
-            f"no answer within {LOGIN_S:g} s" + (f"; it said: {said}" if said else ""),
+            f"no answer within {within_s:g} s" + (f"; it said: {said}" if said else ""),
             hint="does a start-up file of the login shell there read its input, or run something else?",
         ) from error
     except NodeUnreachable as error:

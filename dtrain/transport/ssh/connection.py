@@ -24,7 +24,6 @@ from dtrain.transport.ssh.known_hosts import HostKey, accept, fingerprint, host_
 
 # What paramiko raises, beside its own: a server that sends garbage makes its parsers fail in many ways.
 FAULTS = (OSError, EOFError, ValueError, LookupError, TypeError, struct.error, paramiko.SSHException)
-LOGIN_S = 20.0  # from the first packet to a Python that speaks: a node that takes longer is named, and holds up no other
 _CONNECT_S = 10.0
 _NEXT_ADDRESS_S = 2.0  # for an address of a name that has others
 _KEEPALIVE_S = 10
@@ -220,7 +219,7 @@ class _Bastion:
         """Opened by the first who asks. What keeps it from that is an answer to all who have waited meanwhile, too."""
         asked_s = time.monotonic()
         if not self._opening.acquire(timeout=left_s(until_s)):
-            raise NodeUnreachable(f"bastion {jump}: not there within {LOGIN_S:g} s", hint="do bastions name each other in ~/.ssh/config?")
+            raise NodeUnreachable(f"bastion {jump}: not there in time", hint="do bastions name each other in ~/.ssh/config?")
         try:
             if self._connection is not None and self._connection.is_active():
                 return self._connection
@@ -334,7 +333,7 @@ def _is_accepted(connection: Connection, user: str, key: paramiko.PKey) -> bool:
         raise AccessDenied(f"it takes no keys, only {', '.join(error.allowed_types)}", hint="allow public keys there") from error
     except paramiko.AuthenticationException as error:
         if "timeout" in str(error):  # no refusal
-            raise NodeUnreachable(f"the login as {user} took longer than {LOGIN_S:g} s", hint="is it busy, or its disk?") from error
+            raise NodeUnreachable(f"the login as {user} took too long", hint="is it busy, or its disk?") from error
         return False
     except FAULTS as error:
         if not connection.is_active():

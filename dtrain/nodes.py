@@ -1,0 +1,141 @@
+"""All nodes of a cluster at once: reach them, ask them, let them prove where they meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_hex
+from typing import Generic, TypeVar
+
+from dtrain import rendezvous
+from dtrain.errors import DtrainError, NodesBusy, PreflightFailed
+from dtrain.link import LOGIN_S, Link, Target
+from dtrain.node import wire
+from dtrain.plan import Rendezvous, python_of
+from dtrain.spec import ClusterSpec, JobSpec
+
+_AT_ONCE = 64
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(Generic[_T]):
+    """What came of the same work on all nodes."""
+
+    results: dict[str, _T]  # by node, in the order in which they were given
+    errors: dict[str, DtrainError]
+
+    def all(self) -> dict[str, _T]:
+        """Raises DtrainError: where some failed, one error that tells of all of them."""
+        if self.errors:
+            raise _all_of([*self.errors.values()])
+        return self.results
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    facts: wire.NodeFacts
+    clock_offset_s: float  # how far its clock is ahead of ours, at least; negative: behind
+
+
+def connect(targets: Sequence[Target], within_s: float = LOGIN_S) -> Outcomes[Link]:
+    """A link to each node, which whoever asks for it closes."""
+    links: dict[str, Link] = {}
+
+    def reach(target: Target) -> Link:
+        links[target.node] = Link.open(target, within_s)
+        return links[target.node]
+
+    try:
+        return outcomes([(target.node, partial(reach, target)) for target in targets])
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+
+
+def probe(spec: JobSpec, links: Mapping[str, Link]) -> Outcomes[Probed]:
+    instances = {instance.name: instance for instance in spec.cluster.instances}
+
+    def ask(node: str, link: Link) -> Probed:
+        instance = instances[node]
+        asked_at = time.time()
+        reply = link.ask(wire.Probe(python_of(instance), mpi=spec.launcher == "mpirun", activate=instance.activate))
+        answered_at = time.time()
+        assert isinstance(reply, wire.NodeFacts)
+        if spec.setup is None:  # which may bring it
+            _check_torch(node, reply)
+        clock_s = reply.machine.clock_s
+        return Probed(reply, clock_s - min(max(clock_s, asked_at), answered_at))
+
+    return outcomes([(node, partial(ask, node, link)) for node, link in links.items()])
+
+
+def _check_torch(node: str, facts: wire.NodeFacts) -> None:
+    if not facts.torch_version:
+        raise PreflightFailed(
+            f"{node}: torch is not installed for {facts.python}",
+            hint=f"{facts.python} -m pip install torch, or set python: in the cluster file to one that has it",
+            finding="torch-missing",
+        )
+
+
+def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
+    """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there."""
+    token = token_hex(32)
+    ports = rendezvous.ports_of(cluster)
+    targets = rendezvous.candidates(cluster, facts)
+
+    def listen(node: str, link: Link) -> wire.Listening:
+        reply = link.ask(wire.Listen(token, tuple(address.address for address in targets[node]), ports))
+        assert isinstance(reply, wire.Listening)
+        return reply
+
+    listening = on_all(links, listen)
+    targets = rendezvous.listened_on(targets, listening, facts)
+    dials = rendezvous.dials(targets, {node: reply.port for node, reply in listening.items()})
+
+    def dial(node: str, link: Link) -> wire.Dialed:
+        reply = link.ask(wire.Dial(token, dials[node]))
+        assert isinstance(reply, wire.Dialed)
+        return reply
+
+    dialed = on_all(links, dial) if len(links) > 1 else {}
+    chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed))
+    first = cluster.instances[0].name
+    on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
+    return Rendezvous(chosen, listening[first].port)
+
+
+def on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T], at_once: int = _AT_ONCE) -> dict[str, _T]:
+    """Results by node. Raises DtrainError: where some fail, one error that tells of all of them."""
+    return outcomes([(node, partial(work, node, link)) for node, link in links.items()], at_once).all()
+
+
+def outcomes(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _AT_ONCE) -> Outcomes[_T]:
+    """The results and the errors of work on several nodes at the same time."""
+    pool = ThreadPoolExecutor(max(1, min(at_once, len(work))))
+    try:
+        futures = [(node, pool.submit(task)) for node, task in work]
+        errors = {node: error for node, future in futures if (error := future.exception()) is not None}
+    finally:  # after Ctrl-C nobody waits for those that are under way; closing their links ends them
+        pool.shutdown(wait=False, cancel_futures=True)
+    told = {}
+    for node, error in errors.items():
+        if not isinstance(error, DtrainError):
+            raise error
+        told[node] = error
+    return Outcomes({node: future.result() for node, future in futures if node not in errors}, told)
+
+
+def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
+    first = next((error for error in errors if not isinstance(error, NodesBusy)), errors[0])  # waiting would not help with it
+    if len(errors) == 1:
+        return first
+    hints = {error.hint for error in errors}
+    if len(hints) == 1:
+        return type(first)("\n".join(error.message for error in errors), hint=first.hint)
+    return type(first)("\n".join(str(error) for error in errors))

@@ -1,0 +1,129 @@
+"""What all nodes' facts together say against a job. Pure: a thousand recorded nodes are judged as real ones are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+
+from dtrain.findings import KINDS, Finding
+from dtrain.node.wire import Address, NodeFacts
+
+_CLOCK_S = 60.0
+_SHM_BYTES = 256 << 20  # Docker gives 64 MiB
+_MEMLOCK_BYTES = 1 << 20
+_NOFILE = 1024
+_FREE_BYTES = 1 << 30
+_MOST_NAMES = 4
+
+# What has to agree, and in which words a node has it; "" where it has none, which is no difference but a lack of its own.
+_EQUAL: dict[str, tuple[str, Callable[[NodeFacts], str]]] = {
+    "torch-differs": ("torch", lambda facts: facts.torch_version),
+    "nccl-differs": ("NCCL", lambda facts: facts.nccl_version),
+    "cuda-differs": ("torch for CUDA", lambda facts: facts.cuda_version),
+    "python-differs": ("Python", lambda facts: ".".join(facts.python_version.split(".")[:2])),
+    "driver-differs": ("GPU driver", lambda facts: facts.machine.gpu_driver),
+    "gpu-model-differs": ("GPUs", lambda facts: " and ".join(sorted({gpu.name for gpu in facts.gpus}))),
+}
+
+
+def judge(facts: Mapping[str, NodeFacts], clock_offsets_s: Mapping[str, float]) -> tuple[Finding, ...]:
+    """What differs from the majority, and what is too little on one node alone.
+
+    Args:
+        clock_offsets_s: how far each node's clock is ahead of this machine's.
+    """
+    found = [
+        finding
+        for name, (what, value) in _EQUAL.items()
+        for finding in _differs(name, what, {node: value(one) for node, one in facts.items()})
+    ]
+    alone = {
+        "clock-skew": {node: _clock(offset_s) for node, offset_s in clock_offsets_s.items() if abs(offset_s) >= _CLOCK_S},
+        "shm-small": {
+            node: f"/dev/shm holds {_size(one.machine.shm_bytes)}" for node, one in facts.items() if one.machine.shm_bytes < _SHM_BYTES
+        },
+        "memlock-low": {node: text for node, one in facts.items() if (text := _memlock(one))},
+        "nofile-low": {
+            node: f"{one.machine.limits.nofile} files may be open"
+            for node, one in facts.items()
+            if _is_below(one.machine.limits.nofile, _NOFILE)
+        },
+        "disk-low": {
+            node: f"{_size(one.machine.free_bytes)} free under {one.node_dir}"
+            for node, one in facts.items()
+            if one.machine.free_bytes < _FREE_BYTES
+        },
+        "host-name-loopback": {node: text for node, one in facts.items() if (text := _name(one))},
+    }
+    return (*found, *(finding for name, texts in alone.items() for finding in _by_text(name, texts)))
+
+
+def contradictions(env: Mapping[str, str], addresses: Mapping[str, Address]) -> tuple[Finding, ...]:
+    """Where the user's own words about interfaces, which win, are not what the nodes have proved."""
+    found = []
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name in env and not env[name].startswith("^"):
+            wanted = [one.lstrip("=") for one in env[name].split(",")]
+            others = {
+                node: f"env says {name}={env[name]}, and the others reach it over {address.interface}"
+                for node, address in addresses.items()
+                if address.interface and not any(address.interface.startswith(one) for one in wanted)
+            }
+            found += _by_text("env-contradicts", others)
+    return tuple(found)
+
+
+def _differs(name: str, what: str, values: Mapping[str, str]) -> list[Finding]:
+    have = {node: value for node, value in values.items() if value}
+    counts = Counter(have.values())
+    if len(counts) < 2:
+        return []
+    norm, number = counts.most_common(1)[0]  # of equal numbers the first node's
+    rest = f"the other {number} have {norm}" if number > 1 else f"{next(node for node, value in have.items() if value == norm)} has {norm}"
+    return [
+        Finding(name, nodes, f"{_listed(nodes)}: {what} {value}, {rest}", KINDS[name].cure)
+        for value in counts
+        if value != norm and (nodes := tuple(node for node, one in have.items() if one == value))
+    ]
+
+
+def _by_text(name: str, texts: Mapping[str, str]) -> list[Finding]:
+    """One finding for all nodes that have the same to say."""
+    return [
+        Finding(name, nodes, f"{_listed(nodes)}: {text}", KINDS[name].cure)
+        for text in dict.fromkeys(texts.values())
+        if (nodes := tuple(node for node, one in texts.items() if one == text))
+    ]
+
+
+def _clock(offset_s: float) -> str:
+    return f"its clock is {abs(offset_s) / 60:.0f} min {'ahead of' if offset_s > 0 else 'behind'} this machine's"
+
+
+def _memlock(facts: NodeFacts) -> str:
+    limit = facts.machine.limits.memlock_bytes
+    if limit is None or limit >= facts.machine.memory_bytes:
+        return ""
+    if facts.machine.has_infiniband:
+        return f"it has InfiniBand, and {_size(limit)} of memory may be locked"
+    return f"{_size(limit)} of memory may be locked" if limit < _MEMLOCK_BYTES else ""
+
+
+def _name(facts: NodeFacts) -> str:
+    means = facts.machine.name_means
+    if len(facts.addresses) < 2 or not means or not all(ip_address(one.partition("%")[0]).is_loopback for one in means):
+        return ""
+    return f"its own name means {', '.join(means)} there"
+
+
+def _is_below(limit: int | None, least: int) -> bool:
+    return limit is not None and limit < least
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:_MOST_NAMES]) + (f" and {len(nodes) - _MOST_NAMES} more" if len(nodes) > _MOST_NAMES else "")

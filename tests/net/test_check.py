@@ -1,0 +1,277 @@
+"""`check`: each fault is really there, is named, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.cluster import Workspace
+from tests.lan import DIR, Lan, Node
+
+pytestmark = [pytest.mark.net, pytest.mark.root]
+
+_PYTHON = sys.executable
+
+
+@contextmanager
+def firewall(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    lan.firewall(lan.nodes[0])
+    yield
+
+
+@contextmanager
+def one_way(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    """n3 lets in what n1 begins and nothing that n2 does, but ssh."""
+    n3, rule = lan.nodes[2], ("INPUT", "-s", lan.nodes[1].address, "-p", "tcp", "--syn", "-j", "DROP")
+    n3.run("iptables", "-w", "-A", *rule)
+    yield
+    n3.run("iptables", "-w", "-D", *rule)
+
+
+@contextmanager
+def small_mtu(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    lan.lose_large_packets(lan.nodes[1])
+    yield
+
+
+@contextmanager
+def down(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    lan.nodes[1].run("ip", "link", "set", "dead0", "down")
+    yield
+    lan.nodes[1].run("ip", "link", "set", "dead0", "up")
+
+
+@contextmanager
+def dead(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    with lan.cut(lan.nodes[2]):
+        yield
+
+
+@contextmanager
+def silent_sshd(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    """Its kernel still takes connections."""
+    init = lan.nodes[2].init
+    assert init is not None
+    os.kill(init, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(init, signal.SIGCONT)
+
+
+@contextmanager
+def other_host_key(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    known = workspace.root / "home/.ssh/known_hosts"
+    n1, n2 = lan.nodes[:2]
+    known.write_text(known.read_text().replace(n2.public_key, n1.public_key))
+    yield
+
+
+@contextmanager
+def full_disk(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    with mounted(lan.nodes[1], "/var/tmp", "64k"):
+        yield
+
+
+@contextmanager
+def little_shm(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    with mounted(lan.nodes[1], "/dev/shm", "1m"):
+        yield
+
+
+@contextmanager
+def low_memlock(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    init = str(lan.nodes[1].init)
+    before = subprocess.run(
+        ("prlimit", "--pid", init, "--memlock", "-o", "SOFT,HARD", "--noheadings", "--raw"), capture_output=True, text=True
+    )
+    subprocess.run(("prlimit", "--pid", init, "--memlock=65536:"), check=True)
+    yield
+    subprocess.run(("prlimit", "--pid", init, f"--memlock={':'.join(before.stdout.split())}"), check=True)
+
+
+@contextmanager
+def clock(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    lan.set_clock(lan.nodes[1], 600)
+    yield
+
+
+@contextmanager
+def port_taken(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    listening = subprocess.Popen(
+        lan.nodes[0].inside(
+            _PYTHON, "-c", "import socket, time; s = socket.create_server(('', 29500)); print(flush=True); time.sleep(600)"
+        ),
+        stdout=subprocess.PIPE,
+    )
+    assert listening.stdout is not None and listening.stdout.readline() == b"\n"
+    try:
+        yield
+    finally:
+        listening.kill()
+        listening.communicate()
+
+
+@contextmanager
+def other_torch(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    torch = lan.nodes[1].path(f"{DIR}/old/torch")
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "version.py").write_text("__version__ = '2.12.0'\n")
+    python = lan.nodes[1].path(f"{DIR}/old/python")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={DIR}/old exec {_PYTHON} "$@"\n')
+    python.chmod(0o755)
+    yield
+
+
+@contextmanager
+def other_mpi(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    n2 = lan.nodes[1]
+    mpich = n2.path("/run/etc/mpirun")
+    mpich.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
+    mpich.chmod(0o755)
+    real = n2.within("readlink", "-f", "/usr/bin/mpirun").strip()
+    n2.within("mount", "--bind", "/run/etc/mpirun", real)
+    yield
+    n2.within("umount", real)
+    mpich.unlink()
+
+
+@contextmanager
+def mounted(node: Node, folder: str, size: str) -> Iterator[None]:
+    node.within("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+    try:
+        yield
+    finally:
+        node.within("umount", "-l", folder)
+
+
+@contextmanager
+def nothing(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    yield
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    make: Callable[[Lan, Workspace], AbstractContextManager[None]]
+    name: str
+    text: str  # a pattern
+    code: int = 78
+    cluster: dict[str, str] = field(default_factory=dict)
+    instances: str | None = None
+    job: str = "script: train.py"
+
+
+FAULTS = {
+    "blocked rendezvous port": Fault(firewall, "rendezvous-blocked", r"n1: not reached .* at \S+ \(eth0\) from n2, n3: timed out"),
+    "blocked one way": Fault(one_way, "rendezvous-blocked", r"n3: not reached .* at \S+ \(eth0\) from n2: timed out"),
+    "a bridge with one address everywhere": Fault(
+        nothing, "rendezvous-blocked", r"n2: not reached at 172\.17\.0\.1:\d+ \(docker0\)", cluster={"network": "docker0"}
+    ),
+    "an interface that is down": Fault(down, "no-address", r"n2: no address in network dead0; it has .*eth0", cluster={"network": "dead0"}),
+    "a subnet that leads nowhere": Fault(nothing, "rendezvous-blocked", r"n2: not reached at 172\.29\.0\.2", cluster={"network": "dead0"}),
+    "small mtu": Fault(small_mtu, "packets-lost", r"n2: not reached at \S+ \(eth0\) from n1, n3: larger packets are lost \(MTU\)"),
+    "dead node": Fault(dead, "unreachable", r"n3: ", 69),
+    "silent sshd": Fault(silent_sshd, "unreachable", r"n3: .*takes a connection, and no ssh server speaks there", 69),
+    "wrong host key": Fault(other_host_key, "access-refused", r"n2: .*host key", 77),
+    "missing python": Fault(
+        nothing, "python-missing", r"n2: there is no Python at /nowhere", instances="n1, {host: n2, python: /nowhere/python3}, n3"
+    ),
+    "missing torch": Fault(
+        nothing, "torch-missing", r"n2: torch is not installed for /usr/bin/python3",
+        instances="n1, {host: n2, python: /usr/bin/python3}, n3",
+    ),
+    "another torch": Fault(
+        other_torch,
+        "torch-differs",
+        r"n2: torch 2\.12\.0, the other 2 have 2\.13\.0\+cpu",
+        instances=f"n1, {{host: n2, python: {DIR}/old/python}}, n3",
+    ),
+    "full disk": Fault(full_disk, "no-space", r"n2: No space left on device", 73),
+    "little shm": Fault(little_shm, "shm-small", r"n2: /dev/shm holds 1 MiB", 0),
+    "low memlock": Fault(low_memlock, "memlock-low", r"n2: 64 KiB of memory may be locked", 0),
+    "clock": Fault(clock, "clock-skew", r"n2: its clock is 10 min ahead of this machine's", 0),
+    "port taken": Fault(port_taken, "no-port", r"n1: no port of 29500-29500 is free", cluster={"ports": "29500-29500"}),
+    "another mpi": Fault(
+        other_mpi, "mpi-unfit", r"n2: \S+ is not Open MPI; it calls itself HYDRA", job="launcher: mpirun\nscript: train.py"
+    ),
+    "an interface that env contradicts": Fault(
+        nothing, "env-contradicts", r"n1, n2, n3: env says GLOO_SOCKET_IFNAME=docker0, and the others reach it over eth0", 0,
+        job="script: train.py\nenv: {GLOO_SOCKET_IFNAME: docker0}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_and_nothing_else(lan: Lan, workspace: Workspace, name: str) -> None:
+    fault = FAULTS[name]
+    workspace.write("train.py", "print('started')\n")
+    workspace.write("lan.yaml", lan.cluster(fault.instances, **fault.cluster))
+    workspace.write("job.yaml", f"{fault.job}\ncluster: lan.yaml\n")
+    with fault.make(lan, workspace):
+        result = workspace.dtrain("check", "--json", "--ignore", "host-name-loopback", timeout_s=60)
+    told = json.loads(result.out)
+    assert [finding["name"] for finding in told["findings"]] == [fault.name] * len(told["findings"]) != [], told["findings"]
+    assert any(re.match(fault.text, finding["text"]) for finding in told["findings"]), told["findings"]
+    assert all(finding["cure"] for finding in told["findings"])
+    assert result.code == fault.code and (told["plan"] is None) == (fault.code != 0), result.err
+    workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
+    for node in lan.nodes:
+        assert not node.path(f"{DIR}/jobs").exists()
+
+
+def test_a_cluster_that_is_fit_takes_a_line(lan: Lan, workspace: Workspace) -> None:
+    """What its nodes have in common with every Debian machine is a warning, which --ignore and a job file pass over."""
+    warned = workspace.dtrain("check", "lan.yaml")
+    assert warned.code == 0, warned.err
+    assert "warning host-name-loopback\n  n1, n2, n3: its own name means 127.0.1.1 there\n  hint: " in warned.out
+    fit = workspace.dtrain("check", "lan.yaml", "--ignore", "host-name-loopback")
+    assert re.fullmatch(rf"fit: 3 nodes, cluster size 3, meeting at {lan.nodes[0].address}:\d+\n", fit.out), fit.out
+    workspace.write("train.py", "print('here')\n")
+    workspace.write("job.yaml", "script: train.py\ncluster: lan.yaml\npreflight: {ignore: [host-name-loopback]}\n")
+    plan = workspace.dtrain("check")
+    assert plan.code == 0 and "warning" not in plan.out, plan.out
+    assert (
+        f"rendezvous {lan.nodes[0].address}:" in plan.out
+        and "GLOO_SOCKET_IFNAME=eth0" in plan.out
+        and set(re.findall("<.*?>", plan.out)) == {"<job>", "<job folder>"}
+    )
+    launch = workspace.dtrain("launch")
+    assert launch.code == 0 and "warning" not in launch.err, launch.err
+
+
+def test_facts_of_all_nodes(lan: Lan, workspace: Workspace) -> None:
+    told = json.loads(workspace.dtrain("check", "lan.yaml", "--json").out)
+    assert list(told["facts"]) == ["n1", "n2", "n3"]
+    facts = told["facts"]["n2"]
+    assert facts["host_name"] == "n2" and abs(facts["clock_offset_s"]) < 1
+    assert facts["machine"]["name_means"] == ["127.0.1.1"]
+    assert {"docker0", "dead0", "eth0"} <= {interface["name"] for interface in facts["machine"]["interfaces"]}
+    shown = workspace.dtrain("check", "lan.yaml", "-v").out
+    assert re.search(r"^n\[1-3\] ", shown, re.MULTILINE) and max(map(len, shown.splitlines())) <= 80, shown
+
+
+def test_a_launch_finds_what_differs_and_can_be_told_to_go_on(lan: Lan, workspace: Workspace) -> None:
+    workspace.write("train.py", "print('started')\n")
+    python = f"{DIR}/old/python"
+    workspace.write("two.yaml", lan.cluster(f"n1, {{host: n2, python: {python}}}"))
+    job = workspace.write("job.yaml", "launcher: none\nscript: train.py\ncluster: two.yaml\n")
+    with other_torch(lan, workspace):
+        refused = workspace.dtrain("launch", job)
+        assert refused.code == 78 and "n2: torch 2.12.0, n1 has 2.13.0" in refused.err, refused.err
+        assert "preflight: {ignore: [torch-differs]} goes on" in refused.err and "started" not in refused.err
+        assert workspace.dtrain("launch", job, "--set", "preflight.ignore=[torch-differs]").code == 0
+
+
+def test_findings_that_nobody_can_pass_over(workspace: Workspace) -> None:
+    refused = workspace.dtrain("check", "--ignore", "rendezvous-blocked")
+    assert refused.code == 2 and "torch-differs" in refused.err, refused.err

@@ -1,0 +1,89 @@
+"""What facts of many nodes say against a job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtrain.findings import KINDS, Finding
+from dtrain.node.wire import Gpu, Limits, NodeFacts
+from dtrain.preflight import judge
+from tests.facts import FACTS, MACHINE
+
+
+def cluster(number: int, **changed: NodeFacts) -> dict[str, NodeFacts]:
+    return {f"n{i}": changed.get(f"n{i}", FACTS) for i in range(1, number + 1)}
+
+
+def told(facts: dict[str, NodeFacts], **offsets_s: float) -> list[tuple[str, str]]:
+    return [(finding.name, finding.text) for finding in judge(facts, offsets_s)]
+
+
+def test_nodes_that_agree_and_have_enough_give_no_word() -> None:
+    assert judge(cluster(8), {f"n{i}": 59.0 for i in range(1, 9)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "text"),
+    [
+        ({"torch_version": "2.12.0"}, "torch-differs", "n3: torch 2.12.0, the other 7 have 2.13.0"),
+        ({"nccl_version": "2.21.5"}, "nccl-differs", "n3: NCCL 2.21.5, the other 7 have 2.27.3"),
+        ({"cuda_version": "11.8"}, "cuda-differs", "n3: torch for CUDA 11.8, the other 7 have 12.8"),
+        ({"python_version": "3.12.1"}, "python-differs", "n3: Python 3.12, the other 7 have 3.11"),
+        ({"gpus": (Gpu(0, "NVIDIA A100", 40 << 30, 0),)}, "gpu-model-differs", "n3: GPUs NVIDIA A100, the other 7 have NVIDIA H100"),
+    ],
+)
+def test_only_what_differs_from_the_majority_is_told(changed: dict[str, Any], name: str, text: str) -> None:
+    (finding,) = judge(cluster(8, n3=replace(FACTS, **changed)), {})
+    assert finding == Finding(name, ("n3",), text, KINDS[name].cure)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "text"),
+    [
+        ({"gpu_driver": "535.1"}, "driver-differs", "n2: GPU driver 535.1, the other 3 have 550.54.15"),
+        ({"shm_bytes": 64 << 20}, "shm-small", "n2: /dev/shm holds 64 MiB"),
+        ({"limits": Limits(64 << 10, 65536, None)}, "memlock-low", "n2: 64 KiB of memory may be locked"),
+        ({"has_infiniband": True}, "memlock-low", "n2: it has InfiniBand, and 8 MiB of memory may be locked"),
+        ({"limits": Limits(None, 256, None)}, "nofile-low", "n2: 256 files may be open"),
+        ({"free_bytes": 3 << 20}, "disk-low", "n2: 3 MiB free under /var/tmp/dtrain-0"),
+        ({"name_means": ("127.0.1.1",)}, "host-name-loopback", "n2: its own name means 127.0.1.1 there"),
+    ],
+)
+def test_a_machine_with_too_little(changed: dict[str, Any], name: str, text: str) -> None:
+    assert told(cluster(4, n2=replace(FACTS, machine=replace(MACHINE, **changed)))) == [(name, text)]
+
+
+def test_what_is_enough() -> None:
+    fit = replace(MACHINE, has_infiniband=True, limits=Limits(None, None, None), name_means=("127.0.1.1", "10.0.0.1"))
+    assert told(cluster(2, n2=replace(FACTS, machine=fit))) == []
+    alone = replace(FACTS, addresses=FACTS.addresses[:1], machine=replace(MACHINE, name_means=("127.0.0.1",)))
+    assert told({"this machine": alone}) == []
+
+
+def test_clocks() -> None:
+    assert told(cluster(3), n1=-0.5, n2=600.0, n3=-600.0) == [
+        ("clock-skew", "n2: its clock is 10 min ahead of this machine's"),
+        ("clock-skew", "n3: its clock is 10 min behind this machine's"),
+    ]
+
+
+def test_of_two_nodes_the_first_is_the_norm_and_what_a_node_lacks_is_no_difference() -> None:
+    old, none = replace(FACTS, torch_version="2.12.0"), replace(FACTS, nccl_version="", cuda_version="")
+    assert told(cluster(2, n2=old)) == [("torch-differs", "n2: torch 2.12.0, n1 has 2.13.0")]
+    assert told(cluster(2, n2=none)) == []
+
+
+def test_a_thousand_nodes_are_judged_at_once() -> None:
+    """The same words of many nodes are one finding."""
+    facts = cluster(1000)
+    for i in range(1, 1000, 3):
+        facts[f"n{i}"] = replace(FACTS, torch_version="2.12.0", machine=replace(MACHINE, shm_bytes=64 << 20))
+    began_s = time.monotonic()
+    found = judge(facts, {})
+    assert time.monotonic() - began_s < 1.0
+    assert [(finding.name, len(finding.nodes)) for finding in found] == [("torch-differs", 333), ("shm-small", 333)]
+    assert found[0].text == "n1, n4, n7, n10 and 329 more: torch 2.12.0, the other 667 have 2.13.0"
