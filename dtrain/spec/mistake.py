@@ -48,9 +48,10 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     return None if found is None else f"did you mean '{found}'?"
 
 
-def nearest_word(word: str, words: Iterable[str]) -> str | None:
+def nearest_word(word: str, words: Iterable[str], *, at_least: float = 0.6) -> str | None:
+    """`at_least` is difflib's ratio, from 0 for nothing in common to 1 for the same letters."""
     by_lower_case = {known.lower(): known for known in words}
-    found = difflib.get_close_matches(word.lower()[:100], by_lower_case, n=1)
+    found = difflib.get_close_matches(word.lower()[:100], by_lower_case, n=1, cutoff=at_least)
     return by_lower_case[found[0]] if found else None
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dtrain.spec.document import Document, Value
 from dtrain.spec.mistake import Mistake, Place, named, typed
-from dtrain.spec.words import meant, not_yet, synonym
+from dtrain.spec.words import meant, not_yet, one_letter_off, synonym
+from dtrain.trainers.zoo import MODELS
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -166,7 +168,7 @@ def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str
 def _likely(shape: TypeAdapter[Any], key: str, known: Sequence[str]) -> str | None:
     """For a key that is misspelt, or stands at the wrong level of its file, or both."""
     homes = _homes(shape)
-    found = synonym(key, known) or (key if key in homes else meant(key, (*known, *homes)))
+    found = synonym(key, known) or (key if key in homes else one_letter_off(key, known) or meant(key, (*known, *homes)))
     if found is None or found in known:
         return None if found is None else f"did you mean '{found}'?"
     at = homes[found]
@@ -204,6 +206,8 @@ def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> 
     if isinstance(found, dict | list):
         if isinstance(found, dict) and "a list" in wants and "text" not in wants:
             return _EXAMPLES["a list"]
+        if rewritten := _as_text(at, found):
+            return rewritten
         return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else _example(wants)
     text = str(found)
     if not is_plain and any(fits(text) for want, fits in _FITS.items() if want in wants):
@@ -223,9 +227,37 @@ def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> 
         listed = _listed(text)
         also = ", or a number in digits, such as 2" if listed and "a whole number" in wants and "'auto'" not in wants else ""
         return f"write {listed}{also}" if listed else "write one item a line, each after '- '"
+    if "a mapping" in wants and (keys := _as_mapping(str(at[-1]), text)):
+        return f"write `{at[-1]}: {{{keys}}}`"
     if "a mapping" in wants and (pair := re.fullmatch(r"([A-Za-z_]\w*)[:=](\S*)", text)):
         return f"write '{pair[1]}: {pair[2]}' below it, further in"
     return _example(wants)
+
+
+def _as_text(at: Place, found: Value) -> str | None:
+    """What stands as a list or a mapping where a text was meant."""
+    match at, found:
+        case ("script" | "module" as key,), [str() as first, *rest]:
+            return f"write `{key}: {first}`" + (" and what follows it under args" if rest else "")
+        case ("args",), dict() if all(isinstance(value, str | None) for value in found.values()):
+            words = [word for name, value in found.items() for word in (f"--{name}", value) if isinstance(word, str)]
+            return f"write `args: {shlex.join(words)}`, or a list of them"
+        case _:
+            return None
+
+
+def _as_mapping(key: str, text: str) -> str | None:
+    """The keys that a text was meant to give where a mapping is wanted."""
+    match key:
+        case "batch" | "pipeline" if _WHOLE.fullmatch(text):
+            return f"{'global' if key == 'batch' else 'stages'}: {text}"
+        case "trainer":
+            model = text if text in MODELS else "digits_cnn"
+            return f"model: {model}, data: {MODELS[model].data}, epochs: 3"
+        case "ssh" if re.fullmatch(r"[\w.-]+", text):
+            return f"user: {text}"
+        case _:
+            return None
 
 
 def _listed(text: str) -> str | None:

@@ -73,6 +73,11 @@ def meant(word: str, words: Collection[str]) -> str | None:
     return synonym(word, words) or nearest_word(word, words)
 
 
+def one_letter_off(word: str, words: Collection[str]) -> str | None:
+    """The one of the words that is nearer than any word that is spelt differently: `hosts` for `host`."""
+    return nearest_word(word, words, at_least=0.85)
+
+
 def synonym(word: str, words: Collection[str]) -> str | None:
     found = _MEANT.get(word.lower())
     return found if found in words else None

@@ -139,6 +139,7 @@ def test_a_benchmark_takes_settings_of_its_cluster() -> None:
 WRONG = [
     ("trainer.epochs=1.5", "--set trainer.epochs", "trainer.epochs must be a whole number, not '1.5'", "digits"),
     ("trainer.epochs='3'", "--set trainer.epochs", "not '3'", "remove the quotes"),
+    ("trainer.batch=64", "--set trainer.batch", "trainer.batch must be a mapping, not '64'", "write `batch: {global: 64}`"),
     ("trainer.epochs=0", "--set trainer.epochs", "trainer.epochs must be at least 1, not 0", "1"),
     ("trainer.epoch=3", "--set trainer.epoch", "unknown key 'epoch'", "did you mean 'epochs'?"),
     ("trainer.batch={globl: 3}", "--set trainer.batch", "unknown key 'globl'", "did you mean 'global'?"),
