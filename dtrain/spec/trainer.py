@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dtrain.spec.cluster import ClusterSpec
 from dtrain.spec.document import Document
-from dtrain.spec.mistake import Mistake, Place, misspelt, named
+from dtrain.spec.mistake import Mistake, Place, misspelt, named, nearest
 from dtrain.spec.modules import missing_module
 from dtrain.trainers.config import PipelineConfig, TrainerConfig
 from dtrain.trainers.errors import TargetError
-from dtrain.trainers.layout import few_micro_batches, fitting_stages
+from dtrain.trainers.layout import few_micro_batches, fitting_batch, fitting_stages
 from dtrain.trainers.schedule import fewest_micro_batches, predicted_bubble
 from dtrain.trainers.zoo import DATASETS, MODELS, Kind, target_of
 
@@ -67,22 +67,33 @@ def _pipeline_mistakes(
         message = f"{named(at)} is {pipeline.stages}, and {trainer.model} has {most} layers to make stages of"
         return [Mistake(at, message, _stages_that_fit(trainer, cluster) or f"at most {most}")]
     micro_batches, least = trainer.batch.micro_batches, fewest_micro_batches(pipeline.schedule, pipeline.stages)
-    if 1 <= micro_batches < least:
-        good = 4 * pipeline.stages
-        bubble = predicted_bubble(pipeline.stages, good)
-        mistakes.append(
-            Mistake(
-                ("trainer", "batch", "micro_batches"),
-                few_micro_batches(pipeline.schedule, pipeline.stages, micro_batches),
-                f"write `batch: {{micro_batches: {good}, ...}}`: then a worker waits {bubble:.0%} of its time; at least {least}",
-            )
-        )
+    if 1 <= micro_batches < least and not any(_says_micro_batches(at) for at in wrong):
+        problem = few_micro_batches(pipeline.schedule, pipeline.stages, micro_batches)
+        mistakes.append(Mistake(("trainer", "batch", "micro_batches"), problem, _batch_that_fits(trainer, pipeline, least, cluster)))
     if document.given("trainer", "data_parallel") and ("trainer", "data_parallel") not in wrong:
         hint = "leave data_parallel out: the replicas of a stage add up their gradients after the last micro-batch"
         mistakes.append(
             Mistake(("trainer", "data_parallel"), "DDP cannot hold the stages of a pipeline, whose backward passes it would miss", hint)
         )
     return mistakes
+
+
+def _says_micro_batches(at: Place) -> bool:
+    """Whether how many there are, or are wanted, stands at a place that is wrong."""
+    is_near = at[:2] == ("trainer", "batch") or at == ("trainer", "pipeline", "schedule")
+    return is_near or (len(at) > 0 and nearest(str(at[-1]), ["micro_batches"]) is not None)
+
+
+def _batch_that_fits(trainer: TrainerConfig, pipeline: PipelineConfig, least: int, cluster: ClusterSpec) -> str:
+    dataset, known = DATASETS.get(trainer.data), cluster.size
+    cluster_size = pipeline.stages if known is None or known % pipeline.stages else known
+    batch = fitting_batch(trainer, cluster_size=cluster_size, num_examples=dataset.num_train if dataset else None)
+    if batch is None:
+        return f"at least {least}"
+    sizes = {"global": batch.global_, "per_replica": batch.per_replica, "micro_batches": batch.micro_batches}
+    written = ", ".join(f"{key}: {size}" for key, size in sizes.items() if size is not None)
+    bubble = predicted_bubble(pipeline.stages, batch.micro_batches)
+    return f"write `batch: {{{written}}}`: then a worker waits {bubble:.0%} of its time; at least {least}"
 
 
 def _stages_that_fit(trainer: TrainerConfig, cluster: ClusterSpec) -> str | None:

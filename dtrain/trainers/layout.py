@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.trainers.batch import plan_batches
-from dtrain.trainers.config import TrainerConfig
+from dtrain.trainers.config import BatchConfig, TrainerConfig
 from dtrain.trainers.partition import Layer, partition
 from dtrain.trainers.schedule import SCHEDULES, fewest_micro_batches, predicted_bubble
 
@@ -83,6 +83,18 @@ def fitting_stages(config: TrainerConfig, *, cluster_size: int, layers: Sequence
         return f"no number of stages fits a cluster of {cluster_size} with this batch: change both"
     few = [str(p.stages) for p in possible if config.batch.micro_batches < fewest_micro_batches(p.schedule, p.stages)]
     return f"stages that fit: {', '.join(map(str, fitting))}" + (f"; with more micro_batches {', '.join(few)}" if few else "")
+
+
+def fitting_batch(config: TrainerConfig, *, cluster_size: int, num_examples: int | None) -> BatchConfig | None:
+    """The batch with enough micro-batches: of the size that it has if all arithmetic comes out then, else of one example each."""
+    assert config.pipeline is not None
+    stages = config.pipeline.stages
+    numbers = (4 * stages, fewest_micro_batches(config.pipeline.schedule, stages))
+    batches = [
+        *(replace(config.batch, micro_batches=number) for number in numbers),
+        *(BatchConfig(per_replica=number, micro_batches=number) for number in numbers),
+    ]
+    return next((batch for batch in batches if _fits(replace(config, batch=batch), cluster_size, None, num_examples)), None)
 
 
 def _fits(config: TrainerConfig, cluster_size: int, layers: Sequence[Layer] | None, num_examples: int | None) -> bool:

@@ -137,7 +137,26 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     ),
     (C + "instances: 1\n  ssh: {port: 0}", "job.yaml:4:9", "ssh.port must be from 1 to 65535, not 0", "22"),
     (C + "instances: 2\n  gpus_per_instance: 0", "job.yaml:4:3", "gpus_per_instance must be from 1 to 1024, not 0", "device: cpu"),
-    (T + ", pipeline: {stages: 3}}", "job.yaml:1:1", "1F1B with 3 stages wants as many micro-batches or more, not 1", "12"),
+    (
+        T + ", pipeline: {stages: 3}}",
+        "job.yaml:1:1",
+        "1F1B with 3 stages wants as many micro-batches or more, not 1",
+        "write `batch: {per_replica: 64, micro_batches: 12}`: then a worker waits 14%",
+    ),
+    (
+        T + ", batch: {global: 16}, pipeline: {stages: 4}}\ncluster: {instances: 4, gpus_per_instance: 3}",
+        "job.yaml:1:55",
+        "1F1B with 4 stages wants as many micro-batches or more, not 1",
+        "write `batch: {global: 16, micro_batches: 4}`: then a worker waits 43%",
+    ),
+    (
+        T + ", batch: {global: 8}, pipeline: {stages: 4}}\ncluster: {instances: 4, gpus_per_instance: 3}",
+        "job.yaml:1:55",
+        "1F1B with 4 stages wants as many micro-batches or more, not 1",
+        "write `batch: {per_replica: 16, micro_batches: 16}`",
+    ),
+    (T + ", pipeline: {stages: 2, schedule: gpipe}}", "job.yaml:1:77", "schedule must be '1F1B', 'GPipe'", "did you mean 'GPipe'?"),
+    (T + ", pipeline: {stages: 2, micro_batch: 8}}", "job.yaml:1:77", "unknown key 'micro_batch'", "it is a key of `trainer.batch`"),
     # variables, secrets and keys
     (S + "env: {NCCL-DEBUG: INFO}", "job.yaml:2:7", "'NCCL-DEBUG' cannot be a variable's name", "NCCL_DEBUG"),
     (S + "env: {1A: x}", "job.yaml:2:7", "'1A' cannot be a variable's name", "no digit first"),
