@@ -235,6 +235,9 @@ def _host_hint(text: str) -> str:
         return f"write {{host: {match[2]}, ssh: {{user: {match[1]}}}}}"
     if match := re.fullmatch(r"([^@:\s]+):([0-9]+)", text):
         return f"write {{host: {match[1]}, ssh: {{port: {match[2]}}}}}"
+    hosts = text.replace(",", " ").split()
+    if len(hosts) > 1:
+        return f"give each host an item of its own: {', '.join(hosts)}"
     if ":" in text:
         return "give an IPv6 address a Host name in ~/.ssh/config and use that"
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
@@ -267,7 +270,8 @@ def _gpus_mistakes(gpus: int | Sequence[int] | str, at: Place) -> list[Mistake]:
     if isinstance(gpus, str):
         return []
     if isinstance(gpus, int):
-        hint = "leave it out to use all of them; device: cpu uses none"
+        all_of_them = "leave it out" if at[-1] == "gpus_per_instance" else "write auto"
+        hint = f"{all_of_them} to use all of them; device: cpu uses none"
         return [] if 1 <= gpus <= _MAX_GPUS else [Mistake(at, f"{name} must be from 1 to {_MAX_GPUS}, not {gpus}", hint)]
     if not gpus:
         return [Mistake(at, f"{name} is an empty list", "list the indices of the GPUs, or write auto")]
@@ -377,7 +381,9 @@ def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
             return []
         return [
             Mistake(
-                at, f"{name} {not_there(path)}", nearest_file(path) or f"it is looked for as {path}; without the key ssh's own are tried"
+                at,
+                f"{name} {not_there(path)}",
+                nearest_file(path, text) or f"it is looked for as {path}; without the key ssh's own are tried",
             )
         ]
     except (OSError, ValueError) as error:

@@ -114,7 +114,7 @@ def _read_bytes(path: Path, example: str) -> bytes:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             data = file.read(_MAX_BYTES + 1) if is_file else b""
     except FileNotFoundError:
-        raise _one(InFile(shown), "there is no such file", nearest_file(shown) or f"the shortest one is a line: {example}") from None
+        raise _one(InFile(shown), "there is no such file", nearest_file(shown, shown) or f"the shortest one is a line: {example}") from None
     except IsADirectoryError:
         inside = path / "job.yaml"
         hint = f"did you mean '{inside}'?" if os.path.isfile(inside) else "name a file in it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shlex
@@ -244,7 +245,7 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
         return workdir, []
     if os.path.exists(workdir):
         return workdir, [Mistake(at, f"workdir {typed(file.workdir)} is not a folder", "name the folder that holds the job's files")]
-    hint = nearest_file(str(workdir)) or f"it is looked for in {around.path.parent}"
+    hint = nearest_file(str(workdir), file.workdir) or f"it is looked for in {workdir.parent}"
     return workdir, [Mistake(at, f"workdir {typed(file.workdir)} {not_there(workdir)}", hint)]
 
 
@@ -303,7 +304,7 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster: ClusterSp
     if file.module is not None:
         return Module(file.module, args), _module_mistakes(file.module, workdir if is_seen else None)
     if file.command is not None:
-        return _command(file.command, args)
+        return _command(file.command, args, workdir if is_seen else None)
     return None, []  # of a wrong type
 
 
@@ -334,10 +335,12 @@ def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen:
     if os.path.exists(found):
         return path, [Mistake(at, f"script {typed(text)} is not a file", "name a Python file")]
     first, *rest = text.split()
+    if os.path.basename(first) in ("python", "python3") and rest:
+        first, *rest = rest
     if os.path.isfile(workdir / first):
         hint = f"write `script: {first}`" + (" and what follows it under args" if rest else "")
         return path, [Mistake(at, f"script {typed(text)} is not there", hint)]
-    hint = nearest_file(str(found), other_than=str(around.path)) or f"it is looked for in {found.parent}"
+    hint = nearest_file(str(found), text, other_than=str(around.path)) or f"it is looked for in {found.parent}"
     return path, [Mistake(at, f"script {typed(text)} {not_there(found)}", hint)]
 
 
@@ -349,13 +352,28 @@ def _module_mistakes(name: str, workdir: Path | None) -> list[Mistake]:
     return [Mistake(("module",), f"{typed(name)} is no module's name", hint)]
 
 
-def _command(command: str | list[str], args: tuple[str, ...]) -> tuple[Command, list[Mistake]]:
-    """A list is the argv itself; a text is a bash script whose arguments are "$@"."""
+def _command(command: str | list[str], args: tuple[str, ...], workdir: Path | None) -> tuple[Command, list[Mistake]]:
+    """A list is the argv itself; a text is a bash script whose arguments are "$@". `workdir` is None where it cannot be looked into."""
     at = ("command",)
     argv = ("bash", "-c", command, "bash", *args) if isinstance(command, str) else (*command, *args)
     if not command or not (command if isinstance(command, str) else command[0]).strip():
         return Command(argv), [Mistake(at, "command names no program", f"such as `command: {_EXAMPLES['command']}`")]
+    if isinstance(command, list) and (split := _words_of_a_line(command[0], workdir)):
+        whole = f", or `command: {command[0].strip()}` as a line for bash" if len(command) == 1 else ""
+        hint = f"write `command: [{', '.join(map(json.dumps, [*split, *command[1:]]))}]`{whole}"
+        return Command(argv), [Mistake((*at, 0), f"no program is called {typed(command[0])}: each argument is an item of its own", hint)]
     if args and isinstance(command, str) and not re.search(r"\$\{?[@*#0-9]", command):
         hint = 'put "$@" where they belong, or write command as a list'
         return Command(argv), [Mistake(at, 'the arguments reach a command\'s text as "$@", and it does not use that', hint)]
     return Command(argv), []
+
+
+def _words_of_a_line(program: str, workdir: Path | None) -> list[str]:
+    """The words, where a program with its arguments stands in place of the program alone; none where only the nodes can tell."""
+    words = program.split()
+    if len(words) < 2:
+        return []
+    if "/" not in words[0]:  # a name is looked for on PATH, where none has spaces
+        return words
+    is_there = workdir is not None and os.path.isfile(workdir / words[0]) and not os.path.isfile(workdir / program)
+    return words if is_there else []

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InOption, Problem, SpecError
-from dtrain.spec.cluster import ClusterFile, ClusterSpec, cluster_spec, this_machine
+from dtrain.spec.cluster import SAFE_NAME, ClusterFile, ClusterSpec, cluster_spec, this_machine
 from dtrain.spec.document import Document, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
 from dtrain.spec.mistake import Mistake, nearest_file, not_there, typed
@@ -212,7 +212,9 @@ def _cluster_file(
         return this_machine(), [(f"the cluster {typed(shown)} is a folder", "name a file in it")], []
     if not os.path.exists(path):
         looked_for = f"it is looked for in {path.parent.absolute()}, and has instances: `{_CLUSTER_EXAMPLE}`"
-        hint = nearest_file(str(path), other_than=around.document.shown) or looked_for
+        hint = nearest_file(str(path), shown, other_than=around.document.shown) or looked_for
+        if SAFE_NAME.fullmatch(shown) and path.suffix not in (".yaml", ".yml"):
+            hint = f"for a host of that name write `cluster: {{instances: [{shown}]}}`; for a file, {hint}"
         return this_machine(), [(f"the cluster file {typed(shown)} {not_there(path)}", hint)], []
     try:
         document = read_document(path, example=_CLUSTER_EXAMPLE)

@@ -60,16 +60,21 @@ def misspelt(keys: Collection[str], at: Place, wrong: Collection[Place]) -> bool
     return any(len(place) > len(at) and place[:-1] == at and nearest(str(place[-1]), keys) for place in wrong)
 
 
-def nearest_file(path: str, *, other_than: str = "") -> str | None:
-    """`did you mean 'train.py'?`, from the folder that path names; `other_than` is a file that cannot be meant."""
+def nearest_file(path: str, written: str = "", *, other_than: str = "") -> str | None:
+    """`did you mean 'train.py'?`, from the folder that path names.
+
+    Args:
+        written: how the path was, so that the answer can be written in its place.
+        other_than: a file that cannot be meant.
+    """
     folder, name = os.path.split(path)
     stem, ending = os.path.splitext(name)
     files = [file for file in _files_in(folder or ".") if file != name and os.path.join(folder, file) != other_than]
     alike = [file.removesuffix(ending) for file in files if file.endswith(ending)]  # what all of these share makes none nearer
     found = nearest_word(stem, alike)
-    if found is not None:
-        return f"did you mean '{found}{ending}'?"
-    return nearest(name, [file for file in files if not (ending and file.endswith(ending))])
+    if found is None:
+        found, ending = nearest_word(name, [file for file in files if not (ending and file.endswith(ending))]), ""
+    return None if found is None else f"did you mean '{os.path.join(os.path.dirname(written.rstrip('/')), found + ending)}'?"
 
 
 def not_there(path: str | os.PathLike[str]) -> str:

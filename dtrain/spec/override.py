@@ -17,7 +17,7 @@ from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterSpec, Instance
 from dtrain.spec.document import Document, Value, parse_document
 from dtrain.spec.hosts import expand
-from dtrain.spec.mistake import Place, is_text, named, nearest, typed
+from dtrain.spec.mistake import Place, is_text, named, nearest, nearest_word, typed
 
 _CLUSTER = "cluster"
 _ENV = "env"
@@ -154,6 +154,11 @@ def _set(values: dict[str, Value], setting: Setting) -> Place:
             break
         inside: Value = holder.get(part) if isinstance(holder, dict) else holder[key]  # type: ignore[index]
         if inside is None and _INDEX.fullmatch(following):
+            if isinstance(holder, dict) and (
+                meant := nearest_word(part, [key for key, value in holder.items() if isinstance(value, list)])
+            ):
+                path = setting.option.removeprefix("--set ").split(".")[: -(len(setting.at) - len(at) + 1)]
+                raise _NoSuchPlace(f"there is no {named(tuple(at))}", f"did you mean '{'.'.join([*path, meant])}'?")
             hint = f"set it as a whole: {setting.option.removesuffix(f'.{following}')}=[...]"
             raise _NoSuchPlace(f"no {named(tuple(at))} is there, to set an item of", hint)
         if inside is None:
@@ -213,6 +218,8 @@ def _node_names(text: str) -> dict[str, None]:
     for part in re.split(r",(?![^\[]*\])", text):  # no comma of a range
         if not part.strip():
             raise ValueError("a name is missing", "such as gpu1,gpu2 or gpu[1-4]")
+        if len(names_of_part := part.split()) > 1 and "[" not in part:
+            raise ValueError(f"{typed(part)} is no node's name", f"separate names by commas: {','.join(names_of_part)}")
         try:
             names |= dict.fromkeys(expand(part.strip()))
         except ValueError as error:

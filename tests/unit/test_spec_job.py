@@ -204,7 +204,7 @@ WRONG = [
     (S + "module: x", "2:1", "script and module stand here", "keep one"),
     ("script:", "1:1", "script is empty", "train.py"),
     ("script: [train.py]", "1:1", "script must be text, not a list", "write `script: train.py`"),
-    ("script: code/mian.py", "1:1", "script 'code/mian.py' is not there", "did you mean 'main.py'?"),
+    ("script: code/mian.py", "1:1", "script 'code/mian.py' is not there", "did you mean 'code/main.py'?"),
     ("script: xyz", "1:1", "script 'xyz' is not there", "looked for in"),
     ("script: train.py --lr 1", "1:1", "is not there", "under args"),
     ("script: /etc/passwd", "1:1", "outside of workdir", "workdir"),
