@@ -10,12 +10,12 @@ import click
 from dtrain import api
 from dtrain.bench.config import AllreduceConfig
 from dtrain.cli.launch import follow_to_end
-from dtrain.cli.selection import selection_options
+from dtrain.cli.selection import Selecting, selection_options
 from dtrain.render.benchmark import AllreduceTable
 from dtrain.spec import Overrides, benchmark_job
 
 
-@click.command("benchmark-allreduce", epilog="Example: dtrain benchmark-allreduce lab.yaml")
+@click.command("benchmark-allreduce", cls=Selecting, epilog="Example: dtrain benchmark-allreduce lab.yaml")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "json_wanted", is_flag=True, help="The measurements, or what is wrong, as JSON on stdout.")
 @selection_options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+from dtrain.cli.selection import COMMAS
 from dtrain.errors import InFile, Problem, SpecError
 from dtrain.shell_words import shell_word
 from dtrain.spec.document import read_document
@@ -15,11 +16,15 @@ _MOST_FILES = 100  # of the folder, looked into
 _MOST_NAMED = 3
 
 
-def check_job_file(path: Path) -> None:
-    """Raises SpecError where it is a script, or the default where there is none; all else is told by whoever reads it."""
+def check_job_file(path: Path, *, may_be_node: bool = False) -> None:
+    """Raises SpecError where it is a script, the default where there is none, or perhaps the name of a node; all else is told by
+    whoever reads it.
+    """
     if path.suffix == ".py" and path.is_file():
         hint = f"write `script: {path}` into a file {DEFAULT}, or let `dtrain init` write one beside it"
         raise SpecError([Problem(InFile(str(path)), "this is a Python script; a job file is wanted", hint)])
+    if may_be_node and path.suffix not in (".yaml", ".yml") and not path.exists():
+        raise SpecError([Problem(InFile(str(path)), "there is no such file", COMMAS)])
     if path == DEFAULT and not path.exists():
         raise SpecError([Problem(InFile(str(path)), "there is no such file", _instead(Path.cwd()))])
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
-from dtrain.cli.selection import selection_options
+from dtrain.cli.selection import Selecting, selection_options
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.findings import Finding
 from dtrain.launchers import node_commands, plan_json
@@ -21,6 +21,7 @@ from dtrain.render.commands import print_commands
 from dtrain.render.end import print_detached, print_end, print_survivors
 from dtrain.render.live import LiveView
 from dtrain.render.plan import print_plan
+from dtrain.shell_words import shell_words
 from dtrain.spec import JobSpec, Overrides, load_job
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
@@ -28,7 +29,7 @@ from dtrain.supervise import Supervisor
 _ARGUMENTS = "dtrain.arguments"
 
 
-class _WithArguments(click.Command):
+class _WithArguments(Selecting):
     """What stands behind `--` is the job's, and none of ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -36,6 +37,17 @@ class _WithArguments(click.Command):
             at = args.index("--")
             args, ctx.meta[_ARGUMENTS] = args[:at], args[at + 1 :]
         return super().parse_args(ctx, args)
+
+    def instead_of(self, option: str, args: list[str], ctx: click.Context) -> list[str]:
+        ours: list[str] = []
+        theirs: list[str] = []
+        words = ours
+        for word in args:
+            if word.startswith("-"):
+                words = ours if word.partition("=")[0] in self.options(ctx) else theirs
+            words.append(word)
+        command = shell_words(("dtrain", "launch", *ours, "--", *theirs, *ctx.meta.get(_ARGUMENTS, ())))
+        return [*super().instead_of(option, args, ctx), f"What is for the script goes behind --: {command}"]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARG...]"]
@@ -78,7 +90,7 @@ def command(
         raise click.UsageError("a detached job has no lease: --lease goes without --detach")
     lease_s = None if detach else float(lease or api.LEASE_S)
     overrides = Overrides(cluster, nodes, exclude, settings, tuple(ctx.meta.get(_ARGUMENTS, ())))
-    check_job_file(file)
+    check_job_file(file, may_be_node=bool(nodes or exclude))
     spec = load_job(file, overrides)
     if dry_run:
         _show_plan(spec, lease_s, as_json=as_json)

@@ -55,6 +55,32 @@ def test_a_wrong_command_line(workspace: Workspace) -> None:
         assert "Error: " in result.err and "Traceback" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            "launch job.yaml --epochs 3 --detach --lr=3 -- a",
+            "No such option '--epochs'. What is for the script goes behind --: dtrain launch job.yaml --detach -- --epochs 3 --lr=3 a",
+        ),
+        ("launch --clustr x", "No such option '--clustr'. Did you mean '--cluster'? What is for the script"),
+        ("launch --hosts a,b", "No such option '--hosts'. Did you mean '--nodes'?"),
+        ("benchmark-allreduce --hosts a,b", "No such option '--hosts'. Did you mean '--nodes'?"),
+        ("launch job.yaml --nodes a b", "Got unexpected extra argument (b): names of nodes are separated by commas"),
+    ],
+)
+def test_what_is_meant_by_an_option_that_is_none(workspace: Workspace, args: str, told: str) -> None:
+    result = workspace.dtrain(*args.split())
+    assert result.code == 2 and told in result.err, result.err
+
+
+def test_a_node_behind_a_blank_is_no_job_file(workspace: Workspace) -> None:
+    result = workspace.dtrain("launch", "--nodes", "gpu1.lab", "gpu2.lab")
+    assert (result.code, result.err) == (
+        65,
+        "error: gpu2.lab: there is no such file\nhint: names of nodes are separated by commas, such as --nodes A,B\n",
+    )
+
+
 def test_no_such_job(workspace: Workspace) -> None:
     for command in ("status", "logs", "stop", "fetch"):
         result = workspace.dtrain(command, "nothing")
