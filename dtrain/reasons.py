@@ -17,7 +17,7 @@ class Reason:
 
 REASONS: Mapping[str, Reason] = {
     "exception": Reason("the last line of the traceback says what was wrong, the line above it where"),
-    "exit-code": Reason("the script chose this code itself; its last lines may say why"),
+    "exit-code": Reason("no exception and no signal ended it: its last lines may say why it chose this code"),
     "import-error": Reason("install the module for that node's python, or name another one with python: in the cluster file"),
     "not-found": Reason("the command is not on that node: look at command:, python: and PATH"),
     "out-of-memory": Reason("use a smaller batch or fewer DataLoader workers, or give the node more memory"),

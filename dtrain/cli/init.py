@@ -78,8 +78,9 @@ gpus_per_instance: auto       # all; or a number of free ones, or a list of indi
 def command(hosts: tuple[str, ...]) -> None:
     """Write a job file to begin with, job.yaml; with HOSTs also one of their cluster, cluster.yaml.
 
-    A HOST is a name, an address, a Host alias of ~/.ssh/config, or a range such as 'trn[01-16].lab'; USER@HOST where the login
-    has another name. Where this folder has a train.py, the job runs that. A file that is here already is left as it is.
+    A HOST is a name, an address, a Host alias of ~/.ssh/config, or a range such as 'trn[01-16].lab'; USER@HOST where the
+    login has another name, HOST:PORT where sshd has another port. Where this folder has a train.py, the job runs that. A file
+    that is here already is left as it is.
     """
     where = _THERE if hosts or _CLUSTER.is_file() else _HERE
     texts = {_JOB: _HEAD + (_RUN_SCRIPT if _SCRIPT.is_file() else _RUN_TRAINER) + where + _REST}
@@ -113,14 +114,21 @@ def _cluster(hosts: Sequence[str]) -> tuple[str, str]:
         except SpecError as error:
             told = [problem.message + (f" ({problem.hint})" if problem.hint else "") for problem in error.problems]
             raise click.BadParameter("; ".join(told), param_hint="HOST") from error
-    return text, shell_word(f"{first.ssh.user}@{first.name}" if first.ssh.user else first.name)
+    port = f"-p {first.ssh.port} " if first.ssh.port else ""
+    return text, port + shell_word(f"{first.ssh.user}@{first.name}" if first.ssh.user else first.name)
 
 
 def _item(host: str) -> str:
     if "://" in host:
         raise click.BadParameter(f"{host!r} is a URL: give the host's name or address alone", param_hint="HOST")
+    if len(hosts := re.split(r",(?![^\[]*\])", host)) > 1:  # at no comma of a range
+        raise click.BadParameter(f"{host!r} is no host name: separate hosts by spaces: {' '.join(hosts)}", param_hint="HOST")
     user, at, name = host.rpartition("@")
-    return f"{{host: {_scalar(name)}, ssh: {{user: {_scalar(user)}}}}}" if at else _scalar(host)
+    login = [f"user: {_scalar(user)}"] if at else []
+    if with_port := re.fullmatch(r"([^:]+):([0-9]+)", name):  # an IPv6 address has more colons
+        name = with_port[1]
+        login.append(f"port: {with_port[2]}")
+    return f"{{host: {_scalar(name)}, ssh: {{{', '.join(login)}}}}}" if login else _scalar(name)
 
 
 def _scalar(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -104,7 +105,8 @@ def resolve(kind: Kind, name: str) -> Callable[[], Any]:
             raise  # the module is there, something that it imports is not
         file = module_name.replace(".", "/") + ".py"
         raise TargetError(
-            f"{kind}: '{target}' names a module that does not exist: {missing}", hint=f"it is looked for as {file} in the job's workdir"
+            f"{kind}: '{target}' names a module that does not exist: {missing}",
+            hint=f"it is looked for as {file} in the job's workdir, and among what is installed for {sys.executable}",
         ) from None
     function = getattr(module, function_name, None)
     if function is None:

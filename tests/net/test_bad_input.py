@@ -105,6 +105,15 @@ def test_torch_missing_in_the_nodes_python(workspace: Workspace) -> None:
     assert workspace.dtrain("status").err == "no job was launched from here yet\n"
 
 
+def test_a_model_that_only_the_nodes_can_look_for(workspace: Workspace) -> None:
+    """What is not in workdir may be installed there: where it is not, the end says what was looked for, and where."""
+    trainer = "trainer: {model: 'my_models:build', data: digits, epochs: 1}\n"
+    result = workspace.dtrain("launch", workspace.job(trainer, instances=1))
+    assert result.code == 1 and "hint: no exception and no signal ended it: its last lines may say why" in result.err
+    assert "  error: model: 'my_models:build' names a module that does not exist: my_models\n" in result.err
+    assert "  hint: it is looked for as my_models.py in the job's workdir, and among what " in result.err
+
+
 def test_gpus_that_are_not_there(workspace: Workspace) -> None:
     workspace.write("train.py", "")
     cluster = f"cluster: {{instances: 1, gpus_per_instance: 2, device: cuda, dir: {workspace.nodes}}}\n"

@@ -96,19 +96,20 @@ def test_machines_come_to_a_job_file_that_is_there(workspace: Workspace) -> None
     assert "gpu2.lab" in workspace.dtrain("launch", "--dry-run").out
 
 
-def test_a_login_of_another_name_goes_with_its_host(workspace: Workspace) -> None:
-    result = workspace.dtrain("init", "eva@gpu[1-2].lab", "gpu3.lab")
-    assert result.code == 0 and "\n  ssh eva@gpu1.lab true " in result.err
+def test_a_login_of_another_name_or_port_goes_with_its_host(workspace: Workspace) -> None:
+    result = workspace.dtrain("init", "eva@gpu[1-2].lab:2222", "gpu3.lab", "10.0.0.4:22", "ada@gpu5.lab")
+    assert result.code == 0 and "\n  ssh -p 2222 eva@gpu1.lab true " in result.err
     cluster = load_cluster(workspace.workdir / "cluster.yaml")
-    assert [(instance.name, instance.ssh.user) for instance in cluster.instances] == [
-        ("gpu1.lab", "eva"), ("gpu2.lab", "eva"), ("gpu3.lab", None),
+    assert [(instance.name, instance.ssh.user, instance.ssh.port) for instance in cluster.instances] == [
+        ("gpu1.lab", "eva", 2222), ("gpu2.lab", "eva", 2222), ("gpu3.lab", None, None), ("10.0.0.4", None, 22), ("gpu5.lab", "ada", None),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("host", "told"),
     [
-        ("eva@gpu2:22", "'gpu2:22' is no host name (write {host: gpu2, ssh: {port: 22}})"),
+        ("gpu2:99999", "ssh.port must be from 1 to 65535, not 99999"),
+        ("gpu2,gpu3", "'gpu2,gpu3' is no host name: separate hosts by spaces: gpu2 gpu3"),
         ("@gpu2", "ssh.user is empty"),
         ("http://gpu2", "'http://gpu2' is a URL: give the host's name or address alone"),
         ("trn[9-1]", "counts down (write 1-9)"),
