@@ -238,7 +238,7 @@ def _host_hint(text: str) -> str:
     hosts = text.replace(",", " ").split()
     if len(hosts) > 1:
         return f"give each host an item of its own: {', '.join(hosts)}"
-    if ":" in text:
+    if text.count(":") > 1:
         return "give an IPv6 address a Host name in ~/.ssh/config and use that"
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
 
