@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.check import Checked, check
-from dtrain.cli.selection import selection_options
+from dtrain.cli.selection import Selecting, selection_options
 from dtrain.findings import WARNABLE
 from dtrain.launchers import plan_json
 from dtrain.plan import counted
@@ -24,7 +24,7 @@ from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, Overrides, benchmark_job, is_cluster_file, load_job
 
 
-@click.command("check", epilog="Example: dtrain check lab.yaml")
+@click.command("check", cls=Selecting, epilog="Example: dtrain check lab.yaml")
 @click.argument("file", type=click.Path(path_type=Path), default="job.yaml")
 @click.option("--cluster", type=click.Path(path_type=Path), metavar="FILE", help="Check this cluster instead of the job's.")
 @selection_options

@@ -64,6 +64,7 @@ def test_a_wrong_command_line(workspace: Workspace) -> None:
         ),
         ("launch --clustr x", "No such option '--clustr'. Did you mean '--cluster'? What is for the script"),
         ("launch --hosts a,b", "No such option '--hosts'. Did you mean '--nodes'?"),
+        ("check --hosts a,b", "No such option '--hosts'. Did you mean '--nodes'?"),
         ("benchmark-allreduce --hosts a,b", "No such option '--hosts'. Did you mean '--nodes'?"),
         ("launch job.yaml --nodes a b", "Got unexpected extra argument (b): names of nodes are separated by commas"),
     ],
