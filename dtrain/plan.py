@@ -11,13 +11,13 @@ from dtrain.errors import GpusMissing, InFile, NodesBusy, PreflightFailed, Probl
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.shell_words import shell_words, visible
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
+from dtrain.spec.cluster import CPU_WORKERS
 from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import TrainerConfig
 from dtrain.trainers.layout import PipelinePlan, plan_pipeline
 from dtrain.trainers.zoo import DATASETS, MODELS
 
 LOOPBACK = "127.0.0.1"
-CPU_WORKERS = 2  # what `gpus_per_instance: auto` means on a machine without a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,11 @@ class _Choice:
 def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choice:
     wanted, device = instance.gpus, spec.cluster.device
     number = None if wanted == "auto" else wanted if isinstance(wanted, int) else len(wanted)
+    if device == "cpu" or (found and device == "auto" and not found.gpus and not isinstance(wanted, tuple)):
+        return _Choice("cpu", CPU_WORKERS if number is None else number, ())
     if found is None:
         indices = wanted if isinstance(wanted, tuple) else ()
         return _Choice("<device>" if device == "auto" else device, number, indices)
-    if device == "cpu" or (device == "auto" and not found.gpus and not isinstance(wanted, tuple)):
-        return _Choice("cpu", CPU_WORKERS if number is None else number, ())
     if not found.gpus:
         raise PreflightFailed(
             f"{instance.name}: the job wants GPUs and there is none",

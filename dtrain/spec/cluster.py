@@ -21,6 +21,7 @@ HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
 
 STRICT: dict[str, Any] = {"extra": "forbid"}  # pydantic's configuration of the classes that a file is read into
+CPU_WORKERS = 2  # what `gpus_per_instance: auto` means on a machine without a GPU
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # one component of a path, on every file system
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
@@ -65,8 +66,9 @@ class ClusterSpec:
     @property
     def size(self) -> int | None:
         """Instances x GPUs per instance; None where the nodes have to say how many GPUs they have."""
-        counts = [len(one.gpus) if isinstance(one.gpus, tuple) else one.gpus for one in self.instances]
-        return None if any(count == "auto" for count in counts) else sum(int(count) for count in counts)
+        auto = CPU_WORKERS if self.device == "cpu" else None
+        counts = [len(one.gpus) if isinstance(one.gpus, tuple) else auto if one.gpus == "auto" else one.gpus for one in self.instances]
+        return None if None in counts else sum(count or 0 for count in counts)
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,7 @@ def lines_mistakes(lines: str | None, at: Place, example: str) -> list[Mistake]:
 
 
 def _dir_mistakes(text: str, at: Place) -> list[Mistake]:
-    if text == "auto" or (os.path.isabs(text) and ".." not in Path(text).parts and Path(text) != Path("/")):
+    if text == "auto" or (os.path.isabs(text) and ".." not in Path(text).parts and text.strip("/.")):
         return []
     return [Mistake(at, f"{named(at)} {typed(text)} is no absolute path on the nodes", "such as /var/tmp/me, local to each node; or auto")]
 

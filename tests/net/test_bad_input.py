@@ -40,7 +40,7 @@ def test_a_wrong_job_file(workspace: Workspace, job: str | None, where: str, mes
 def test_a_batch_that_does_not_fit_what_the_nodes_have(workspace: Workspace) -> None:
     """How many workers `auto` means is known once the node was asked; nothing has started by then."""
     trainer = "trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\n"
-    workspace.write("job.yaml", f"{trainer}cluster: {{instances: 1, device: cpu, dir: {workspace.nodes}}}\n")
+    workspace.write("job.yaml", f"{trainer}cluster: {{instances: 1, dir: {workspace.nodes}}}\n")
     result = workspace.dtrain("launch")
     assert result.code == 65
     assert "error: job.yaml:1:63" in result.err and "63" in result.err and "hint: " in result.err

@@ -224,3 +224,14 @@ def test_what_the_user_sets_wins_over_what_dtrain_would_choose(tmp_path: Path) -
     env = node_commands(spec, _plan(spec), "job")[0].worker_env
     assert (env["OMP_NUM_THREADS"], env["GLOO_SOCKET_IFNAME"], env["RATE"]) == ("3", "eth9", "1e-4")
     assert (env["NCCL_SOCKET_IFNAME"], env["PYTHONUNBUFFERED"]) == ("=lo", "1")
+
+
+@pytest.mark.parametrize(("gpus", "size"), [("[4, 5]", 2), ("3", 3), ("auto", 2)])
+def test_cpu_workers_are_known_before_any_node_is_asked(tmp_path: Path, gpus: str, size: int) -> None:
+    """A list of GPUs then says no more than how many."""
+    spec = _spec(tmp_path, f"{{instances: 1, gpus_per_instance: {gpus}, device: cpu}}")
+    shown, later = make_plan(spec), _plan(spec, gpus=8)
+    for plan in (shown, later):
+        assert (plan.cluster_size, plan.nodes[0].device, plan.nodes[0].gpus, len(plan.workers)) == (size, "cpu", (), size)
+        assert node_commands(spec, plan, "job")[0].worker_env["CUDA_VISIBLE_DEVICES"] == ""
+    assert spec.cluster.size == size

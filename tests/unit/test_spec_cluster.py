@@ -158,6 +158,7 @@ WRONG = [
     ("instances: 1\npython: python3 -u", "2:1", "neither an absolute path", "/opt/conda"),
     ("instances: 1\ndir: scratch", "2:1", "no absolute path", "/var/tmp"),
     ("instances: 1\ndir: /", "2:1", "no absolute path", "/var/tmp"),
+    ("instances: 1\ndir: //", "2:1", "no absolute path", "/var/tmp"),
     ("instances: 1\nnetwork: 10.0.0.0/99", "2:1", "no network", "/24"),
     ("instances: 1\nnetwork: 10.0.0.5", "2:1", "one address, not a network", "/24"),
     ("instances: 1\nnetwork: a b", "2:1", "neither a network nor an interface", "eth0"),
