@@ -244,7 +244,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (Path("folder"), "folder", "is a folder, not a file", "name a file in it"),
     (Path("pipe"), "pipe", "is no ordinary file but a pipe", "name a file on a disk"),
     (Path("/dev/zero"), "/dev/zero", "is no ordinary file but a pipe, a socket or a device", "name a file on a disk"),
-    (Path("huge.yaml"), "huge.yaml", "is larger than 256 KiB", "the file that you meant"),
+    (Path("huge.yaml"), "huge.yaml", "is larger than 4 MiB", "the file that you meant"),
     (Path("train.py"), "train.py:1:1", "not keys", "write `script: train.py` into a file job.yaml"),
     (S + "cluster: pipe", "pipe", "is no ordinary file but a pipe", "name a file on a disk"),
 ]
