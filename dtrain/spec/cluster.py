@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.spec.hosts import MAX_HOSTS, expand
-from dtrain.spec.mistake import Mistake, Place, named, nearest_file, not_there, typed
+from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, typed
 
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -124,6 +124,10 @@ class ClusterFile:
         int | list[str | InstanceFile],
         Field(description="The machines: hosts, ranges of them, or mappings with host. A number: that many, played by this machine."),
     ]
+    only: Annotated[
+        list[str] | None,
+        Field(description="Those of the instances that are meant, as with launch --nodes: names, and ranges of them. Without it, all."),
+    ] = None
     gpus_per_instance: Annotated[
         int | list[int] | Literal["auto"],
         Field(description="A number (the lowest free ones), a list of indices, or auto: all, and 2 CPU workers where there is none."),
@@ -176,6 +180,8 @@ def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Pat
     ]
     ssh = _merged(SshOptions(), file.ssh, folder)
     instances, wrong_instances = _instances(file, (*at, "instances"), ssh, folder)
+    if file.only is not None and not wrong_instances:
+        instances, wrong_instances = _only(instances, file.only, (*at, "only"))
     return ClusterSpec(path, instances, file.device, file.dir, file.network, file.ports, ssh), mistakes + wrong_instances
 
 
@@ -214,6 +220,29 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
         if len(instances) > MAX_HOSTS:
             return (), [*mistakes, Mistake(here, f"with this item {named(at)} stands for more than {MAX_HOSTS} hosts", "check the ranges")]
     return tuple(instances), mistakes
+
+
+def _only(instances: tuple[Instance, ...], texts: Sequence[str], at: Place) -> tuple[tuple[Instance, ...], list[Mistake]]:
+    there = {instance.name for instance in instances}
+    wanted: set[str] = set()
+    for index, text in enumerate(texts):
+        try:
+            names = expand(text)
+        except ValueError as error:
+            message, hint = error.args
+            return instances, [Mistake((*at, index), f"{typed(text)} {message}", hint)]
+        if unknown := [name for name in names if name not in there]:
+            hint = nearest(unknown[0], there) or "name instances as they stand above; those that this machine plays are node0, node1, ..."
+            return instances, [Mistake((*at, index), f"the cluster has no node {typed(unknown[0])}", hint)]
+        wanted |= {*names}
+    if not wanted:
+        return instances, [Mistake(at, f"{named(at)} is empty", "name some of the instances, or leave it out")]
+    return tuple(instance for instance in instances if instance.name in wanted), []
+
+
+def number_of(name: str) -> int:
+    """Of an instance that this machine plays."""
+    return int(name.removeprefix("node"))
 
 
 def _hosts(text: str, at: Place, seen: set[str]) -> tuple[tuple[str, ...], list[Mistake]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import yaml
 
-from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions
+from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions, number_of
+from dtrain.spec.hosts import alike, folded
 from dtrain.spec.job import Command, JobSpec, Module, Run, Script
 from dtrain.trainers.config import TrainerConfig
 
@@ -43,6 +48,7 @@ def dump_job(spec: JobSpec) -> str:
     return str(yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31 - 1))
 
 
+_MOST_LISTED = 1000  # arguments: a text can hold more of them than a file may have values
 _EITHER = ("python", "activate")  # keys of the cluster or of an instance
 
 
@@ -60,15 +66,21 @@ _Dumper.add_representer(str, _text)
 def _run(run: Run) -> dict[str, Any] | None:
     match run:
         case Script(path, args):
-            return {"script": path, "args": list(args)}
+            return {"script": path, "args": _args(args)}
         case Module(name, args):
-            return {"module": name, "args": list(args)}
+            return {"module": name, "args": _args(args)}
+        case Command(argv) if len(argv) > _MOST_LISTED:
+            return {"command": list(argv[:1]), "args": _args(argv[1:])}
         case Command(argv):
             return {"command": list(argv)}
         case TrainerConfig():
             return {"trainer": _given(run)}
         case _:
             return None
+
+
+def _args(args: Sequence[str]) -> list[str] | str:
+    return shlex.join(args) if len(args) > _MOST_LISTED else list(args)
 
 
 def _given(config: Any) -> dict[str, Any]:
@@ -85,31 +97,51 @@ def _given(config: Any) -> dict[str, Any]:
 def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
     """Said once where all instances have it: thousands of them must fit a file."""
     first = cluster.instances[0]
-    same = {key: len({getattr(instance, key) for instance in cluster.instances}) == 1 for key in _EITHER}
+    default_gpus = _most_said([_gpus(instance) for instance in cluster.instances])
+    either = {key: [getattr(instance, key) for instance in cluster.instances] for key in _EITHER}
+    default = {key: None if None in texts else _most_said(texts) for key, texts in either.items()}
     common = {
-        "gpus_per_instance": _gpus(first),
+        "gpus_per_instance": default_gpus,
         "device": cluster.device,
-        **{key: getattr(first, key) if same[key] else None for key in _EITHER},
+        **default,
         "dir": cluster.dir,
         "network": cluster.network,
         "ports": cluster.ports,
         "ssh": _ssh(cluster.ssh),
     }
-    instances: int | list[Any] = len(cluster.instances)
-    if first.host is not None:
-        instances = [_instance(instance, cluster, _gpus(first), same) for instance in cluster.instances]
-    return {"instances": instances, **{key: value for key, value in common.items() if value is not None}}
+    given = {key: value for key, value in common.items() if value is not None}
+    if first.host is None:
+        return {**_played([instance.name for instance in cluster.instances]), **given}
+    items = [(str(instance.host), _own(instance, cluster, {"gpus": default_gpus, **default})) for instance in cluster.instances]
+    together = groupby(items, key=lambda item: (alike(item[0]) or item[0], item[1]))
+    return {"instances": [_item([host for host, _ in group], own) for (_, own), group in together], **given}
 
 
-def _instance(instance: Instance, cluster: ClusterSpec, default_gpus: Any, same: dict[str, bool]) -> str | dict[str, Any]:
+def _most_said(gpus: Sequence[Any]) -> Any:
+    """What takes the most room where each instance says it."""
+    times = Counter(map(json.dumps, gpus))
+    return json.loads(max(times, key=lambda text: times[text] * len(text)))
+
+
+def _played(names: Sequence[str]) -> dict[str, Any]:
+    every = max(map(number_of, names)) + 1
+    return {"instances": every, **({} if len(names) == every else {"only": [folded(names)]})}
+
+
+def _item(hosts: Sequence[str], own: Mapping[str, Any]) -> str | dict[str, Any]:
+    return {"host": folded(hosts), **own} if own else folded(hosts)
+
+
+def _own(instance: Instance, cluster: ClusterSpec, default: Mapping[str, Any]) -> dict[str, Any]:
+    """What an instance has otherwise than the cluster."""
+    common = _ssh(cluster.ssh)
     own = {
-        "gpus": _gpus(instance) if _gpus(instance) != default_gpus else None,
+        "gpus": _gpus(instance),
         "address": instance.address,
-        **{key: None if same[key] else getattr(instance, key) for key in _EITHER},
-        "ssh": _ssh(instance.ssh) if instance.ssh != cluster.ssh else None,
+        **{key: getattr(instance, key) for key in _EITHER},
+        "ssh": {key: value for key, value in _ssh(instance.ssh).items() if value != common.get(key)} or None,
     }
-    given = {key: value for key, value in own.items() if value is not None}
-    return {"host": instance.host, **given} if given else str(instance.host)
+    return {key: value for key, value in own.items() if value is not None and value != default.get(key)}
 
 
 def _gpus(instance: Instance) -> int | str | list[int]:

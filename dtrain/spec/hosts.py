@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MAX_HOSTS = 4096
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 _PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -24,6 +26,38 @@ def expand(text: str) -> tuple[str, ...]:
         expanded = _numbers(numbers, at_most=MAX_HOSTS // len(hosts))
         hosts = [host + number + tail for host in hosts for number in expanded]
     return tuple(hosts)
+
+
+def folded(hosts: Sequence[str]) -> str:
+    """What `expand` makes these hosts of, which differ in their last number alone."""
+    split = [_around_number(host) for host in hosts]
+    head, _, tail = split[0]
+    return f"{head}[{','.join(_ranges([number for _, number, _ in split]))}]{tail}" if len(hosts) > 1 else hosts[0]
+
+
+def alike(host: str) -> tuple[str, str] | None:
+    """What two hosts have in common that `folded` takes together; None where a host has no number."""
+    head, number, tail = _around_number(host)
+    return (head, tail) if number else None
+
+
+def _around_number(host: str) -> tuple[str, str, str]:
+    found = _LAST_NUMBER.fullmatch(host)
+    return (found[1], found[2], found[3]) if found else (host, "", "")
+
+
+def _ranges(numbers: Sequence[str]) -> list[str]:
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and number == _after(*runs[-1]):
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [first if first == last else f"{first}-{last}" for first, last in runs]
+
+
+def _after(first: str, last: str) -> str:
+    return str(int(last) + 1).zfill(len(first) if first.startswith("0") else 0)
 
 
 def _numbers(text: str, *, at_most: int) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.spec import JobSpec, benchmark_job, load_job
+from dtrain.spec import JobSpec, Overrides, benchmark_job, load_job
 from dtrain.spec.dump import dump_job, job_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,4 +118,39 @@ def test_no_text_is_changed(env: dict[str, str], args: list[str], grace: float, 
     (tmp_path / "job.yaml").write_text("command: [run]")
     spec: Any = load_job(tmp_path / "job.yaml", environ={})
     spec = dataclasses.replace(spec, env=env, grace=grace, run=dataclasses.replace(spec.run, argv=("run", *args)))
+    assert again(spec, tmp_path / "elsewhere") == spec
+
+
+@pytest.mark.parametrize("text", ["--nodes node2", "--exclude node1", "--nodes node[1-2]"])
+def test_instances_of_this_machine_keep_their_names(text: str, tmp_path: Path) -> None:
+    """A name is the folder of a node's outputs."""
+    (tmp_path / "job.yaml").write_text("command: [run]\ncluster: {instances: 3}")
+    option, names = text.split()
+    spec = load_job(tmp_path / "job.yaml", Overrides(**{option.removeprefix("--"): names}), environ={})
+    assert again(spec, tmp_path / "elsewhere") == spec
+
+
+LONG = "x" * 80
+
+# The clusters and keys that take the most room where each instance, variable or argument is written out.
+LARGE = {
+    "long names": f'cluster: {{instances: ["{LONG}[0001-4096].lab"]}}',
+    "every other number": f'cluster: {{instances: ["a[{",".join(map(str, range(1, 8193, 2)))}]"]}}',
+    "two ranges in a name": 'cluster: {instances: ["r[1-64]n[1-64]"]}',
+    "an ssh of its own": 'cluster: {ssh: {user: u, proxy_jump: j}, instances: ["a[1-2000].lab.example.org", {host: "b[1-2000]", ssh: {port: 2}}]}',
+    "ssh by ssh": "cluster:\n  ssh: {user: u, proxy_jump: j, host_keys: accept-new}\n  instances:\n"
+    + "".join(f"  - {{host: {'ab'[n % 2]}{n}, address: 10.0.{n // 250}.{n % 250}, ssh: {{port: 22}}}}\n" for n in range(2400)),
+    "GPUs in a list": f"cluster:\n  gpus_per_instance: {list(range(1000))}\n  instances:\n  - {{host: z, gpus: 1}}\n"
+    + "".join(f"  - {'abc'[n % 3]}{n}\n  - {{host: {'def'[n % 3]}{n}, gpus: 1}}\n" for n in range(1000)),
+    "variables from here": f"env: {{{', '.join(f'V{n}: ' for n in range(12))}}}",
+    "arguments in a text": f"args: {'a ' * 120_000}",
+    "lines": "setup: |\n" + '  "\n' * 30_000,
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_job_is_written_so_that_it_can_be_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(f"script: train.py\n{LARGE[name]}\n")
+    spec = load_job(tmp_path / "job.yaml", environ={f"V{n}": "é\n" * 40_000 for n in range(12)})
     assert again(spec, tmp_path / "elsewhere") == spec
