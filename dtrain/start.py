@@ -30,7 +30,7 @@ from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
-from dtrain.sync import Snapshot, git_commit, scan_workdir, send_tree
+from dtrain.sync import Snapshot, check_is_sent, git_commit, scan_workdir, send_tree
 
 _LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
 _T = TypeVar("_T")
@@ -86,6 +86,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             running then, on any node.
     """
     make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
+    check_is_sent(spec)
     snapshot = None
     if spec.sync:
         progress.step("reading the working directory")

@@ -17,10 +17,12 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from dtrain.digests import Digests
-from dtrain.errors import PreflightFailed
+from dtrain.errors import InFile, PreflightFailed, Problem, SpecError
 from dtrain.link import Link
 from dtrain.node import tree, wire
 from dtrain.node.tree import Found, TreeEntry
+from dtrain.spec import JobSpec, Module, Run, Script
+from dtrain.trainers.config import TrainerConfig
 
 LIMIT_BYTES = 500_000_000  # of a working directory
 _LOOK_ON_S = 1.0  # beyond the limit, so that all that is large is named at once; but a workdir may be a whole disk
@@ -71,6 +73,52 @@ def scan_workdir(workdir: Path, outputs: str, digests: Path) -> Snapshot:
         ) from error
     known.save()
     return Snapshot(workdir, tuple(entries), tree.pack(entries))
+
+
+def check_is_sent(spec: JobSpec) -> None:
+    """Whether the files of its working directory that the job runs are among those that go to the nodes.
+
+    Raises:
+        SpecError: it lies in the outputs, or an ignore file names it.
+    """
+    problems = []
+    for key, path in _files(spec.run) if spec.sync else ():
+        if os.path.lexists(spec.workdir / path) and (why := _kept_back(spec, os.path.normpath(path))):
+            where = spec.places.get(key, InFile(str(spec.path)))
+            problems.append(Problem(where, f"{key}: {path} is not sent to the nodes: {why[0]}", why[1]))
+    if problems:
+        raise SpecError(problems)
+
+
+def _files(run: Run) -> list[tuple[str, str]]:
+    """Those that a job runs, where they are in its working directory at all, and the keys that say so."""
+    match run:
+        case Script(path):
+            return [("script", path)]
+        case Module(name):
+            inner = name.replace(".", "/")
+            return [("module", f"{inner}.py"), ("module", f"{inner}/__main__.py")]
+        case TrainerConfig(model=model, data=data):
+            targets = [(key, name.partition(":")[0].replace(".", "/")) for key, name in (("model", model), ("data", data)) if ":" in name]
+            return [(f"trainer.{key}", f"{inner}{ending}") for key, inner in targets for ending in (".py", "/__init__.py")]
+        case _:
+            return []
+
+
+def _kept_back(spec: JobSpec, path: str) -> tuple[str, str] | None:
+    """(cause, hint) where a file is none of those that `scan_workdir` finds."""
+    rules = _IgnoreRules(spec.workdir)
+    parts = path.split("/")
+    for part in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
+        if part == spec.outputs:
+            return f"{part} is the folder of the job's outputs", "move it, or name another folder with outputs:"
+        is_link = os.path.islink(spec.workdir / part)
+        if rules.ignore(part, part != path and not is_link):
+            folder, name = os.path.split(spec.workdir / part)
+            return f"{' or '.join(_IGNORE_FILES)} names {part}", f"write a line !/{name} into {folder}/.dtrainignore"
+        if is_link:
+            return None  # what is sent is the link
+    return None
 
 
 def _within_limit(workdir: Path, scan: Iterator[Found]) -> list[Found]:

@@ -25,6 +25,7 @@ from dtrain.shell_words import shell_words
 from dtrain.spec import JobSpec, Overrides, load_job
 from dtrain.store import Store
 from dtrain.supervise import Supervisor
+from dtrain.sync import check_is_sent
 
 _ARGUMENTS = "dtrain.arguments"
 
@@ -100,6 +101,7 @@ def command(
 
 def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     plan = make_plan(spec, lease_s=lease_s)
+    check_is_sent(spec)
     commands = node_commands(spec, plan, "<job>")
     if as_json:
         click.echo(plan_json(spec, plan, commands))

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import PreflightFailed
+from dtrain.errors import PreflightFailed, SpecError
 from dtrain.link import Link
 from dtrain.node import tree, wire
 from dtrain.node.folder import NodeDir
 from dtrain.node.prune import NUM_KEPT, prune
 from dtrain.node.tree import Found, TreeEntry, Trees
-from dtrain.sync import Snapshot, fetch_outputs, scan_workdir
+from dtrain.spec import load_job
+from dtrain.sync import Snapshot, check_is_sent, fetch_outputs, scan_workdir
 
 DIGEST = "0" * 40
 
@@ -358,3 +359,36 @@ def test_a_fetch_that_breaks_off_leaves_what_is_whole(tmp_path: Path) -> None:
     os.utime(into / ".dtrain-partial-killed", (1, 1))
     assert fetch_from(into, entries, b"2") == (2, 1)
     assert sorted(os.listdir(into)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("job", "ignore", "where", "cause"),
+    [
+        ("script: out/train.py", "", "1:1", "out is the folder of the job's outputs"),
+        ("name: x\nscript: sub/train.py", "sub/.gitignore: train.*", "2:1", ".gitignore or .dtrainignore names sub/train.py"),
+        ("module: pkg.train", ".gitignore: pkg/", "1:1", "pkg/train.py is not sent to the nodes: .gitignore or .dtrainignore names pkg"),
+        ("trainer: {model: 'nets:net', data: digits, epochs: 1}", ".dtrainignore: nets*", "1:11", "trainer.model: nets.py is not sent"),
+    ],
+)
+def test_what_the_job_runs_must_go_to_the_nodes(work: Path, job: str, ignore: str, where: str, cause: str) -> None:
+    """Its hint is followed, and then it does."""
+    write(work, "out/train.py", "sub/train.py", "pkg/__init__.py", "pkg/train.py", "nets.py")
+    file, _, rule = ignore.partition(": ")
+    if ignore:
+        write(work, file, text=rule)
+    write(work, "job.yaml", text=job)
+    spec = load_job(work / "job.yaml", environ={})
+    with pytest.raises(SpecError) as caught:
+        check_is_sent(spec)
+    (problem,) = caught.value.problems
+    assert str(problem.where) == f"{work}/job.yaml:{where}" and cause in problem.message
+    if ignore:
+        line, _, target = str(problem.hint).removeprefix("write a line ").partition(" into ")
+        Path(target).write_text(line)
+        check_is_sent(spec)
+        assert {"sub/train.py", "pkg/train.py", "nets.py"} & {entry.path for entry in scan(work).entries}
+    (work / "link").symlink_to("sub")
+    write(work, "job.yaml", text="script: link/train.py")
+    check_is_sent(load_job(work / "job.yaml", environ={}))
+
+
