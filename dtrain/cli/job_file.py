@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 
 from dtrain.cli.selection import COMMAS
 from dtrain.errors import InFile, Problem, SpecError
 from dtrain.shell_words import shell_word
-from dtrain.spec.document import read_document
+from dtrain.spec.document import absolute, read_document
 from dtrain.spec.job import RUN_KEYS
 
 DEFAULT = Path("job.yaml")
@@ -20,13 +21,13 @@ def check_job_file(path: Path, *, may_be_node: bool = False) -> None:
     """Raises SpecError where it is a script, the default where there is none, or perhaps the name of a node; all else is told by
     whoever reads it.
     """
-    if path.suffix == ".py" and path.is_file():
+    if path.suffix == ".py" and os.path.isfile(path):
         hint = f"write `script: {path}` into a file {DEFAULT}, or let `dtrain init` write one beside it"
         raise SpecError([Problem(InFile(str(path)), "this is a Python script; a job file is wanted", hint)])
-    if may_be_node and path.suffix not in (".yaml", ".yml") and not path.exists():
+    if may_be_node and path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
         raise SpecError([Problem(InFile(str(path)), "there is no such file", COMMAS)])
     if path == DEFAULT and not path.exists():
-        raise SpecError([Problem(InFile(str(path)), "there is no such file", _instead(Path.cwd()))])
+        raise SpecError([Problem(InFile(str(path)), "there is no such file", _instead(absolute(path).parent))])
 
 
 def _instead(folder: Path) -> str:

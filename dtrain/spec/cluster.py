@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import MAX_HOSTS, expand
 from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, typed
 
@@ -330,8 +331,10 @@ def _python_mistakes(python: str | None, at: Place) -> list[Mistake]:
 
 def lines_mistakes(lines: str | None, at: Place, example: str) -> list[Mistake]:
     """Of a key that holds lines for bash."""
-    if lines is None or lines.strip():
+    if lines is None:
         return []
+    if lines.strip():
+        return argument_mistakes(lines, at)
     return [Mistake(at, f"{named(at)} is empty", f"such as `{at[-1]}: {example}`")]
 
 

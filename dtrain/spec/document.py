@@ -104,6 +104,15 @@ def parse_document(data: bytes, shown: str, *, example: str) -> Document:
     return Document(shown, values, reading.positions, frozenset(reading.plain), faults=tuple(reading.faults))
 
 
+def absolute(path: Path) -> Path:
+    """Without `..`, which pathlib keeps because a link may stand in front of it."""
+    try:
+        whole = path.absolute()
+    except FileNotFoundError:
+        raise _one(InFile(str(path)), "the current folder was removed", "go into one that is there") from None
+    return Path(os.path.realpath(whole.parent)) / whole.name if ".." in whole.parts else whole
+
+
 def _one(where: InFile, message: str, hint: str | None) -> SpecError:
     return SpecError([Problem(where, message, hint)])
 

@@ -9,7 +9,7 @@ from dtrain.spec.mistake import Mistake, Place, is_text, typed
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-MOST_BYTES = 128 * 1024  # that Linux gives a process as one variable: name, =, value and a zero byte
+MOST_BYTES = 128 * 1024  # that Linux gives a process as one variable: name, =, value and a zero byte; or as one argument
 
 _RANKS = "leave it out: the launcher gives every worker its own"
 _SIZES = "leave it out: it follows from instances and gpus_per_instance"
@@ -74,6 +74,15 @@ def secrets_mistakes(names: Sequence[str], env: Mapping[str, str], launcher: str
             mistakes += _length_mistakes(name, environ[name], at)
         seen.add(name)
     return mistakes
+
+
+def argument_mistakes(text: str, at: Place) -> list[Mistake]:
+    """Of what becomes one argument of a process, as lines for bash do."""
+    size = len(text.encode(errors="surrogateescape")) + 1
+    if size <= MOST_BYTES:
+        return []
+    problem = f"the argument {typed(text)} has {size:,} bytes, and Linux gives no process one of more than {MOST_BYTES:,}"
+    return [Mistake(at, problem, "put it in a file")]
 
 
 def _length_mistakes(name: str, value: str, at: Place) -> list[Mistake]:

@@ -19,7 +19,7 @@ from dtrain.errors import InFile, InOption
 from dtrain.findings import WARNABLE
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
-from dtrain.spec.environment import env_of, secrets_mistakes
+from dtrain.spec.environment import argument_mistakes, env_of, secrets_mistakes
 from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, not_there, typed
 from dtrain.spec.modules import missing_main
 from dtrain.spec.trainer import trainer_mistakes
@@ -269,9 +269,11 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
 
 def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
     if not isinstance(file.args, str):
-        return tuple(file.args or ()), []
+        listed = tuple(file.args or ())
+        return listed, [each for index, text in enumerate(listed) for each in argument_mistakes(text, ("args", index))]
     try:
-        return tuple(shlex.split(file.args)), []
+        split = tuple(shlex.split(file.args))
+        return split, [each for text in split for each in argument_mistakes(text, ("args",))]
     except ValueError as error:
         message = "args has a quote without its partner" if "quotation" in str(error) else f"args cannot be split: {error}"
         return (), [Mistake(("args",), message, "write args as a list, one argument a line")]
@@ -356,6 +358,12 @@ def _command(command: str | list[str], args: tuple[str, ...], workdir: Path | No
     """A list is the argv itself; a text is a bash script whose arguments are "$@". `workdir` is None where it cannot be looked into."""
     at = ("command",)
     argv = ("bash", "-c", command, "bash", *args) if isinstance(command, str) else (*command, *args)
+    if isinstance(command, list):
+        too_long = [each for index, text in enumerate(command) for each in argument_mistakes(text, ("command", index))]
+    else:
+        too_long = argument_mistakes(command, at)
+    if too_long:
+        return Command(argv), too_long
     if not command or not (command if isinstance(command, str) else command[0]).strip():
         return Command(argv), [Mistake(at, "command names no program", f"such as `command: {_EXAMPLES['command']}`")]
     if isinstance(command, list) and (split := _words_of_a_line(command[0], workdir)):

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import SAFE_NAME, ClusterFile, ClusterSpec, cluster_spec, this_machine
-from dtrain.spec.document import Document, read_document
+from dtrain.spec.document import Document, absolute, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
 from dtrain.spec.mistake import Mistake, nearest_file, not_there, typed
 from dtrain.spec.override import Overrides, Setting, overridden, read_settings, selected
@@ -49,7 +49,7 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
     where = this_machine()
     spec: JobSpec | None = None
     if file is not None:
-        around = Around(_absolute(path), document, frozenset(mistake.at for mistake in mistakes), overrides.arguments, environ)
+        around = Around(absolute(path), document, frozenset(mistake.at for mistake in mistakes), overrides.arguments, environ)
         where, wrong_cluster, cluster_problems = _cluster_of(file, around, overrides.cluster, cluster_settings)
         if not wrong_cluster and not cluster_problems and not any(place[:1] == ("cluster",) for place in around.wrong):
             where, cluster_problems = selected(where, overrides)
@@ -80,8 +80,8 @@ def _job_key(document: Document) -> str | None:
 
 def _cluster_at(path: Path, document: Document, settings: Sequence[Setting]) -> ClusterSpec:
     document, problems = overridden(document, settings)
-    absolute = _absolute(path)
-    return _cluster_in(document, absolute, absolute.parent, problems)
+    path = absolute(path)
+    return _cluster_in(document, path, path.parent, problems)
 
 
 def _cluster_in(document: Document, path: Path | None, folder: Path, others: Sequence[Problem]) -> ClusterSpec:
@@ -111,7 +111,7 @@ def benchmark_job(path: Path | None, config: AllreduceConfig, overrides: Overrid
         SpecError: all that is wrong with the file and the overrides.
     """
     return JobSpec(
-        path=_absolute(path or Path("benchmark-allreduce")),
+        path=absolute(path or Path("benchmark-allreduce")),
         name="allreduce",
         cluster=_any_cluster(path, overrides),
         launcher="torchrun",
@@ -145,12 +145,6 @@ def _any_cluster(path: Path | None, overrides: Overrides) -> ClusterSpec:
     if problems:
         raise SpecError(problems)
     return cluster
-
-
-def _absolute(path: Path) -> Path:
-    """Without `..`, which pathlib keeps because a link may stand in front of it."""
-    absolute = path.absolute()
-    return Path(os.path.realpath(absolute.parent)) / absolute.name if ".." in absolute.parts else absolute
 
 
 def _hints(other: TypeAdapter[Any], hint: str) -> dict[str, str]:
@@ -211,7 +205,7 @@ def _cluster_file(
     if os.path.isdir(path):
         return this_machine(), [(f"the cluster {typed(shown)} is a folder", "name a file in it")], []
     if not os.path.exists(path):
-        looked_for = f"it is looked for in {path.parent.absolute()}, and has instances: `{_CLUSTER_EXAMPLE}`"
+        looked_for = f"it is looked for in {absolute(path).parent}, and has instances: `{_CLUSTER_EXAMPLE}`"
         hint = nearest_file(str(path), shown, other_than=around.document.shown) or looked_for
         if SAFE_NAME.fullmatch(shown) and path.suffix not in (".yaml", ".yml"):
             hint = f"for a host of that name write `cluster: {{instances: [{shown}]}}`; for a file, {hint}"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterSpec, Instance
-from dtrain.spec.document import Document, Value, parse_document
+from dtrain.spec.document import MAX_DEPTH, Document, Value, parse_document
+from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import expand
 from dtrain.spec.mistake import Place, is_text, named, nearest, nearest_word, typed
 
@@ -50,6 +51,7 @@ class Overrides:
         for argument in self.arguments:
             if not is_text(argument):
                 problems.append(Problem(InOption("-- ARG..."), f"the argument {typed(argument)} is not UTF-8 text", "write it as UTF-8"))
+            problems += [Problem(InOption("-- ARG..."), each.message, each.hint) for each in argument_mistakes(argument, ())]
         return problems
 
 
@@ -97,6 +99,8 @@ def _read_setting(text: str) -> Setting:
     if brackets := re.fullmatch(r"(.*)\[(\d+)\](.*)", key):
         hint = f"write --set {brackets[1]}.{brackets[2]}{brackets[3]}=..."
         raise SpecError([Problem(where, "an item of a list is named by its number alone, counted from 0", hint)])
+    if len(at) > MAX_DEPTH:
+        raise SpecError([Problem(InOption(f"--set {key[:40]}..."), f"names a place more than {MAX_DEPTH} levels deep", "no key is that deep")])
     if not equals or not all(at):
         raise SpecError([Problem(where, "is not KEY=VALUE", "such as --set trainer.learning_rate=0.01")])
     if at[0] == _ENV and len(at) == 2 and typed_value[:1] not in ("", "'", '"'):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.bench.config import AllreduceConfig
+from dtrain.cli.job_file import check_job_file
 from dtrain.errors import SpecError
 from dtrain.spec import JobSpec, Overrides, Script, benchmark_job, load_job, this_machine
 from dtrain.trainers.config import BatchConfig, PipelineConfig, TrainerConfig
@@ -167,6 +168,7 @@ WRONG = [
     ('env.A="a\\0b"', "--set env.A", "NUL", "remove"),
     (os.fsdecode(b"name=\xff"), "--set name", "not UTF-8", "UTF-8"),
     ("env.RANK=0", "--set env.RANK", "RANK", "$RANK"),
+    ("trainer." + "a." * 3000 + "a=1", "--set trainer." + "a." * 16 + "...", "names a place more than 20 levels deep", "no key"),
     ("grace", "--set grace", "is not KEY=VALUE", "--set trainer.learning_rate=0.01"),
     ("=3", "--set ", "is not KEY=VALUE", "such as"),
     ("trainer..epochs=3", "--set trainer..epochs", "is not KEY=VALUE", "such as"),
@@ -225,6 +227,25 @@ def test_mistakes_of_files_and_options_come_together_in_their_order() -> None:
         "--set cluster.instances.1.gpus",
         "--set name",  # a second time; what it says the first time no longer counts
     ]
+
+
+def test_an_argument_that_no_process_can_be_given_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"-- ARG...: the argument 'xx.* has 140,001 bytes"):
+        job("script: train.py", arguments=("x" * 140_000,))
+
+
+def test_a_current_folder_that_was_removed_is_a_plain_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    (tmp_path / "job.yaml").write_text("script: train.py")
+    for read in (
+        lambda: check_job_file(Path("job.yaml")),
+        lambda: load_job(tmp_path / "job.yaml", Overrides(cluster=Path("lab.yaml")), environ={}),
+    ):
+        with pytest.raises(SpecError, match=r"\.yaml: the current folder was removed\nhint: go into one"):
+            read()
+    check_job_file(Path("x" * 300 + ".py"))  # for load_job to answer
 
 
 def test_another_cluster_and_a_setting_of_the_cluster_as_a_whole_exclude_each_other() -> None:
