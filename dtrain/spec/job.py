@@ -365,7 +365,8 @@ def _command(command: str | list[str], args: tuple[str, ...], workdir: Path | No
     if too_long:
         return Command(argv), too_long
     if not command or not (command if isinstance(command, str) else command[0]).strip():
-        return Command(argv), [Mistake(at, "command names no program", f"such as `command: {_EXAMPLES['command']}`")]
+        first = (*at, 0) if isinstance(command, list) and command else at
+        return Command(argv), [Mistake(first, "command names no program", f"such as `command: {_EXAMPLES['command']}`")]
     if isinstance(command, list) and (split := _words_of_a_line(command[0], workdir)):
         whole = f", or `command: {command[0].strip()}` as a line for bash" if len(command) == 1 else ""
         hint = f"write `command: [{', '.join(map(json.dumps, [*split, *command[1:]]))}]`{whole}"

@@ -16,7 +16,7 @@ from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import SAFE_NAME, ClusterFile, ClusterSpec, cluster_spec, this_machine
 from dtrain.spec.document import Document, absolute, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
-from dtrain.spec.mistake import Mistake, nearest_file, not_there, typed
+from dtrain.spec.mistake import Mistake, nearest_file, not_there, outside, typed
 from dtrain.spec.override import Overrides, Setting, overridden, read_settings, selected
 from dtrain.spec.shape import fit, keys_at
 
@@ -54,7 +54,7 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
         if not wrong_cluster and not cluster_problems and not any(place[:1] == ("cluster",) for place in around.wrong):
             where, cluster_problems = selected(where, overrides)
         spec, wrong_job = job_spec(file, where, around)
-        mistakes += wrong_cluster + wrong_job
+        mistakes += outside(wrong_cluster + wrong_job, around.wrong)
         others = cluster_problems + others
         if overrides.arguments and file.trainer is not None:
             others.append(Problem(InOption("-- ARG..."), "a trainer takes no arguments", "change the keys under trainer instead"))
@@ -90,7 +90,7 @@ def _cluster_in(document: Document, path: Path | None, folder: Path, others: Seq
     if file is None:
         raise SpecError([*document.problems(mistakes), *others])
     spec, wrong = cluster_spec(file, (), path=path, folder=folder)
-    problems = [*document.problems(mistakes + wrong), *others]
+    problems = [*document.problems(mistakes + outside(wrong, {mistake.at for mistake in mistakes})), *others]
     if problems:
         raise SpecError(problems)
     return spec

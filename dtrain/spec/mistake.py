@@ -22,6 +22,12 @@ class Mistake:
     hint: str | None = None
 
 
+def outside(mistakes: Iterable[Mistake], wrong: Collection[Place]) -> list[Mistake]:
+    """Those that stand in no item of a list that is known to be wrong: what stands in its place there (shape.py) is not the user's."""
+    items = {at for at in wrong if at and isinstance(at[-1], int)}
+    return [each for each in mistakes if not any(each.at[:length] in items for length in range(1, len(each.at) + 1))]
+
+
 def named(at: Place) -> str:
     """A place as a person writes it: `trainer.batch.global`, `args[2]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at)

@@ -48,9 +48,11 @@ def fit(shape: TypeAdapter[Any], document: Document, *, elsewhere: Mapping[str, 
     fitted, errors = _validate(shape, values)
     mistakes = _mistakes(errors, shape, document, elsewhere)
     remaining = mistakes
+    cut: set[Place] = set()
     while remaining:
-        if not all([_cut(values, at) for at in {_cut_point(mistake.at) for mistake in remaining}]):
+        if not all([_cut(values, at, again=at in cut) for at in {mistake.at for mistake in remaining}]):
             return None, mistakes
+        cut |= {mistake.at for mistake in remaining}
         fitted, errors = _validate(shape, values)
         remaining = _mistakes(errors, shape, document, elsewhere)
     return fitted, mistakes
@@ -114,21 +116,22 @@ def _value_at(values: Value, at: Place) -> Value:
     return values
 
 
-def _cut_point(at: Place) -> Place:
-    """A list goes as a whole: without one item the others would stand at other places."""
-    first_index = next((i for i, part in enumerate(at) if isinstance(part, int)), len(at))
-    return at[:first_index]
-
-
-def _cut(values: Value, at: Place) -> bool:
+def _cut(values: Value, at: Place, *, again: bool) -> bool:
+    """Take out a value. In a list an empty text stands in its place, for the others are to stay where they are; where that is
+    no good either, the list goes as a whole.
+    """
+    while again and at and isinstance(at[-1], int):
+        at = at[:-1]
     if not at:
         return False
     try:
         holder = _value_at(values, at[:-1])
-    except (KeyError, TypeError):  # cut with one of its holders
+    except (KeyError, IndexError, TypeError):  # cut with one of its holders
         return True
     if isinstance(holder, dict):
         holder.pop(str(at[-1]), None)
+    elif isinstance(holder, list):
+        holder[int(at[-1])] = ""
     return True
 
 

@@ -210,7 +210,7 @@ WRONG = [
     ("script: /etc/passwd", "1:1", "outside of workdir", "workdir"),
     ("module: train.py", "1:1", "no module's name", "script: train.py"),
     ("module: a-b", "1:1", "no module's name", "python -m"),
-    ("command: ['']", "1:1", "names no program", "accelerate"),
+    ("command: ['']", "1:11", "names no program", "accelerate"),
     ("command: []", "1:1", "names no program", "accelerate"),
     ("command: run me\nargs: x", "1:1", "does not use that", '"$@"'),
     (S + "workdir: train.py", "2:1", "is not a folder", "folder"),
@@ -325,6 +325,25 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
         "12:18",  # a a second time
         "13:3",  # gpus_per_instance
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "cluster: {instances: [{host: a, gpus: [1, 1]}, {host: b, gpus: 0}, {host: c, gpu: 1}, {gpus: 0}, [d], -x]}",
+            ["gpus[1]", "instances[1].gpus", "'gpu'", "lacks the key 'host'", "instances[4] must be", "'-x'"],
+        ),
+        ("secrets: [NOPE, RANK, {a: b}]", ["NOPE", "RANK", "secrets[2] must be text"]),
+        ("cluster: {instances: 1, gpus_per_instance: [0, x, -1]}", ["[1] must be a whole number"]),  # no number would stand for it
+        ("command: [[a], b]\nargs: [c, [d]]", ["command[0]", "args[1]"]),
+    ],
+)
+def test_a_wrong_item_hides_no_other(text: str, found: list[str]) -> None:
+    told = problems(text if "command" in text else f"script: train.py\n{text}")
+    assert len(told) == len(found)
+    for problem, words in zip(told, found, strict=True):
+        assert words in problem.message or words == "gpus[1]" and "GPU 1 stands here a second time" in problem.message
 
 
 def test_mistakes_of_the_job_and_of_its_cluster_file_come_together() -> None:
