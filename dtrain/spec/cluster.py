@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from dtrain.errors import MOST_MISTAKES
 from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import MAX_HOSTS, expand
 from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, typed
@@ -27,6 +28,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # one component of 
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
 _MAX_GPUS = 1024  # of an instance, or CPU workers: more is a typing error, and a plan has each of them
+_MAX_WORKERS = 2**17  # of a job: a plan has each of them, too
 _INTERFACE = re.compile(r"[^\s/]{1,15}")  # what Linux takes as an interface's name
 
 
@@ -177,10 +179,14 @@ def cluster_spec(file: ClusterFile, at: Place, *, path: Path | None, folder: Pat
         *_dir_mistakes(file.dir, (*at, "dir")),
         *_network_mistakes(file.network, (*at, "network")),
         *_ports_mistakes(file.ports, (*at, "ports")),
-        *_ssh_mistakes(file.ssh, (*at, "ssh"), folder),
+        *_ssh_mistakes(file.ssh, (*at, "ssh"), folder, guess=True),
     ]
     ssh = _merged(SshOptions(), file.ssh, folder)
     instances, wrong_instances = _instances(file, (*at, "instances"), ssh, folder)
+    num_workers = sum(len(one.gpus) if isinstance(one.gpus, tuple) else one.gpus for one in instances if one.gpus != "auto")
+    if num_workers > _MAX_WORKERS and not wrong_instances and not mistakes:
+        hint = f"a job has at most {_MAX_WORKERS:,}"
+        mistakes.append(Mistake((*at, "instances"), f"{named((*at, 'instances'))} come to {num_workers:,} workers", hint))
     if file.only is not None and not wrong_instances:
         instances, wrong_instances = _only(instances, file.only, (*at, "only"))
     return ClusterSpec(path, instances, file.device, file.dir, file.network, file.ports, ssh), mistakes + wrong_instances
@@ -209,7 +215,7 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
     for index, item in enumerate(file.instances):
         here = (*at, index)
         one = InstanceFile(item) if isinstance(item, str) else item
-        mistakes += _instance_mistakes(one, here, folder, addresses)
+        mistakes += _instance_mistakes(one, here, folder, addresses, guess=len(mistakes) < MOST_MISTAKES)
         hosts, wrong_hosts = _hosts(one.host, here if isinstance(item, str) else (*here, "host"), seen)
         mistakes += wrong_hosts
         if one.address is not None and len(hosts) > 1:
@@ -275,13 +281,13 @@ def _host_hint(text: str) -> str:
     return "a host is at most 100 letters, digits, '.', '_' and '-', and starts with no '.' or '-'"
 
 
-def _instance_mistakes(one: InstanceFile, at: Place, folder: Path, addresses: set[str]) -> list[Mistake]:
+def _instance_mistakes(one: InstanceFile, at: Place, folder: Path, addresses: set[str], *, guess: bool) -> list[Mistake]:
     """`addresses` are those of the instances before, and then this one's too."""
     mistakes = [
         *(_gpus_mistakes(one.gpus, (*at, "gpus")) if one.gpus is not None else []),
         *_python_mistakes(one.python, (*at, "python")),
         *lines_mistakes(one.activate, (*at, "activate"), "source /opt/conda/bin/activate train"),
-        *_ssh_mistakes(one.ssh, (*at, "ssh"), folder),
+        *_ssh_mistakes(one.ssh, (*at, "ssh"), folder, guess=guess),
     ]
     if one.address is not None and not _is_address(one.address):
         hint = "a name may mean something else on another node: write the number"
@@ -371,7 +377,8 @@ def _ports_mistakes(text: str, at: Place) -> list[Mistake]:
     return [Mistake(at, f"{named(at)} {typed(text)} is no range of ports", "such as 29500-29599, lowest first, at most 65535; or auto")]
 
 
-def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]:
+def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path, *, guess: bool) -> list[Mistake]:
+    """`guess` at which of the files beside it a missing one was meant as, which takes a while."""
     if ssh is None:
         return []
     mistakes = [
@@ -386,7 +393,7 @@ def _ssh_mistakes(ssh: SshFile | None, at: Place, folder: Path) -> list[Mistake]
     if ssh.port is not None and not 1 <= ssh.port <= 65535:
         mistakes.append(Mistake((*at, "port"), f"{named((*at, 'port'))} must be from 1 to 65535, not {ssh.port}", "22 is usual"))
     if ssh.identity_file is not None and ssh.identity_file.strip():
-        mistakes += _identity_mistakes(ssh.identity_file, (*at, "identity_file"), folder)
+        mistakes += _identity_mistakes(ssh.identity_file, (*at, "identity_file"), folder, guess=guess)
     return mistakes
 
 
@@ -405,7 +412,7 @@ def _is_bastion(text: str) -> bool:
     return found is not None and int(found[2] or 22) <= 65535 and (found[1][0] != "[" or _is_address(found[1][1:-1]))
 
 
-def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
+def _identity_mistakes(text: str, at: Place, folder: Path, *, guess: bool) -> list[Mistake]:
     path = _identity_path(text, folder)
     name = f"the identity file {typed(text)}"
     try:
@@ -413,13 +420,8 @@ def _identity_mistakes(text: str, at: Place, folder: Path) -> list[Mistake]:
     except FileNotFoundError:
         if os.path.exists(f"{path}.pub"):  # the agent has the other half
             return []
-        return [
-            Mistake(
-                at,
-                f"{name} {not_there(path)}",
-                nearest_file(path, text) or f"it is looked for as {path}; without the key ssh's own are tried",
-            )
-        ]
+        near = nearest_file(path, text) if guess else None
+        return [Mistake(at, f"{name} {not_there(path)}", near or f"it is looked for as {path}; without the key ssh's own are tried")]
     except (OSError, ValueError) as error:
         return [
             Mistake(at, f"{name} cannot be read: {error.strerror if isinstance(error, OSError) else error}", "name a private key's file")

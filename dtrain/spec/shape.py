@@ -42,10 +42,9 @@ def fit(shape: TypeAdapter[Any], document: Document, *, elsewhere: Mapping[str, 
     remains. `elsewhere` has hints for keys that belong into another file.
     """
     values: dict[str, Value] = copy.deepcopy(document.values)
-    _, errors = _validate(shape, values)
-    for at, error in errors:
-        _convert(values, at, error["type"], document.plain)
     fitted, errors = _validate(shape, values)
+    if any([_convert(values, at, error["type"], document.plain) for at, error in errors]):
+        fitted, errors = _validate(shape, values)
     mistakes = _mistakes(errors, shape, document, elsewhere)
     remaining = mistakes
     cut: set[Place] = set()
@@ -90,14 +89,14 @@ def _place(values: Value, loc: Iterable[str | int]) -> Place:
     return tuple(at)
 
 
-def _convert(values: Value, at: Place, error_type: str, plain: frozenset[Place]) -> None:
+def _convert(values: Value, at: Place, error_type: str, plain: frozenset[Place]) -> bool:
     """Pydantic wants something other than text at that place: make it of the text, where the text is plainly that."""
     if not at or at not in plain:
-        return
+        return False
     holder = _value_at(values, at[:-1])
     text = _value_at(values, at)
     if not isinstance(text, str):
-        return
+        return False
     converted: Value = None
     if error_type == "int_type" and _WHOLE.fullmatch(text):
         converted = int(text)
@@ -106,8 +105,9 @@ def _convert(values: Value, at: Place, error_type: str, plain: frozenset[Place])
     elif error_type == "bool_type" and text in ("true", "false"):
         converted = text == "true"
     else:
-        return
+        return False
     holder[at[-1]] = converted  # type: ignore[index]
+    return True
 
 
 def _value_at(values: Value, at: Place) -> Value:

@@ -140,7 +140,7 @@ LARGE = {
     "an ssh of its own": 'cluster: {ssh: {user: u, proxy_jump: j}, instances: ["a[1-2000].lab.example.org", {host: "b[1-2000]", ssh: {port: 2}}]}',
     "ssh by ssh": "cluster:\n  ssh: {user: u, proxy_jump: j, host_keys: accept-new}\n  instances:\n"
     + "".join(f"  - {{host: {'ab'[n % 2]}{n}, address: 10.0.{n // 250}.{n % 250}, ssh: {{port: 22}}}}\n" for n in range(2400)),
-    "GPUs in a list": f"cluster:\n  gpus_per_instance: {list(range(1000))}\n  instances:\n  - {{host: z, gpus: 1}}\n"
+    "GPUs in a list": f"cluster:\n  gpus_per_instance: {list(range(60))}\n  instances:\n  - {{host: z, gpus: 1}}\n"
     + "".join(f"  - {'abc'[n % 3]}{n}\n  - {{host: {'def'[n % 3]}{n}, gpus: 1}}\n" for n in range(1000)),
     "variables from here": f"env: {{{', '.join(f'V{n}: ' for n in range(12))}}}",
     "arguments in a text": f"args: {'a ' * 120_000}",

@@ -93,6 +93,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: 1\n  gpus_per_instance: 0,1", "job.yaml:4:3", "or 'auto', not '0,1'", "write [0, 1]"),
     (C + "instances: 1\n  gpus_per_instance: 1000000", "job.yaml:4:3", "must be from 1 to 1024, not 1000000", "leave it out"),
     (C + "instances: 1\n  gpus_per_instance: all", "job.yaml:4:3", "or 'auto', not 'all'", "did you mean 'auto'?"),
+    (C + 'instances: ["a[1-4096]"]\n  gpus_per_instance: 33', "job.yaml:3:3", "instances come to 135,168 workers", "at most 131,072"),
     (T + ", seed: 1000000000000000000}", "job.yaml:1:55", "trainer.seed is a number of 19 digits", "at most 18 digits"),
     # what cannot be trained
     ("trainer: {model: 'my/nets.py:f', data: digits, epochs: 1}", "job.yaml:1:11", "names a file, and a module is wanted", "my.nets:f"),

@@ -144,3 +144,17 @@ def test_thousands_of_mistakes_take_seconds(text: str) -> None:
     with pytest.raises(SpecError):
         load_job(Path("job.yaml"))
     assert time.process_time() - begin_s < 10  # what grows with the square takes minutes
+
+
+def test_a_file_like_a_missing_one_is_looked_for_a_few_times_alone() -> None:
+    Path("keys").mkdir()
+    for number in range(900):
+        Path(f"keys/id_{number:05}_key").touch()
+    lines = (f"- {{host: h{number}, ssh: {{identity_file: keys/idd_{number}_kye}}}}\n" for number in range(300))
+    Path("lab.yaml").write_text("instances:\n" + "".join(lines))
+    begin_s = time.process_time()
+    with pytest.raises(SpecError) as caught:
+        load_cluster(Path("lab.yaml"))
+    assert time.process_time() - begin_s < 2.5  # each search takes 20 ms
+    assert len(caught.value.problems) == 300
+    assert "did you mean" in str(caught.value.problems[19].hint) and "looked for as" in str(caught.value.problems[20].hint)
