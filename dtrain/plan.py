@@ -12,10 +12,11 @@ from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.shell_words import shell_words, visible
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
 from dtrain.spec.cluster import CPU_WORKERS
-from dtrain.trainers.batch import BatchPlan, plan_batches
+from dtrain.spec.mistake import named
+from dtrain.spec.trainer import Misfit, plan_training
+from dtrain.trainers.batch import BatchPlan
 from dtrain.trainers.config import TrainerConfig
-from dtrain.trainers.layout import PipelinePlan, plan_pipeline
-from dtrain.trainers.zoo import DATASETS, MODELS
+from dtrain.trainers.layout import PipelinePlan
 
 LOOPBACK = "127.0.0.1"
 
@@ -144,8 +145,7 @@ def make_plan(
             )
         )
     cluster_size = None if any(choice.count is None for choice in choices) else rank
-    pipeline = _pipeline(spec, cluster_size)
-    batch = _batch(spec, cluster_size, pipeline)
+    pipeline, batch = _training(spec, cluster_size)
     return LaunchPlan(
         name=spec.name,
         launcher=spec.launcher,
@@ -298,40 +298,17 @@ def _listed(gpus: Sequence[Gpu]) -> str:
     return ", ".join(str(gpu.index) for gpu in gpus)
 
 
-def _pipeline(spec: JobSpec, cluster_size: int | None) -> PipelinePlan | None:
-    if not isinstance(spec.run, TrainerConfig) or spec.run.pipeline is None or cluster_size is None:
-        return None
-    known, dataset = MODELS.get(spec.run.model), DATASETS.get(spec.run.data)
-    try:
-        return plan_pipeline(
-            spec.run,
-            cluster_size=cluster_size,
-            layers=known.layers if known else None,
-            num_examples=dataset.num_train if dataset else None,
-        )
-    except ValueError as error:
-        raise _misfit(spec, error, "trainer.pipeline.stages") from error
-
-
-def _batch(spec: JobSpec, cluster_size: int | None, pipeline: PipelinePlan | None) -> BatchPlan | None:
+def _training(spec: JobSpec, cluster_size: int | None) -> tuple[PipelinePlan | None, BatchPlan | None]:
+    """Raises SpecError: what does not fit the cluster, as a mistake in the job file."""
     if not isinstance(spec.run, TrainerConfig) or cluster_size is None:
-        return None
-    known = DATASETS.get(spec.run.data)
-    num_examples = known.num_train if known else None
-    replicas = cluster_size if pipeline is None else pipeline.replicas
+        return None, None
     try:
-        return plan_batches(spec.run.batch, replicas=replicas, num_examples=num_examples, pad=pipeline is not None)
-    except ValueError as error:
-        key = "per_replica" if spec.run.batch.global_ is None else "global"
-        raise _misfit(spec, error, f"trainer.batch.{key}") from error
-
-
-def _misfit(spec: JobSpec, error: ValueError, at: str) -> SpecError:
-    """What does not fit the cluster, as a mistake in the job file; what works stands behind the semicolon."""
-    problem, _, hint = str(error).partition("; ")
-    while at and at not in spec.places:  # a default, whose place is that of the mapping around it
-        at = at.rpartition(".")[0]
-    return SpecError([Problem(spec.places.get(at, InFile(str(spec.path))), problem, hint or None)])
+        return plan_training(spec.run, cluster_size)
+    except Misfit as misfit:
+        at, mistake = misfit.mistake.at, misfit.mistake
+        while at and named(at) not in spec.places:  # a default, whose place is that of the mapping around it
+            at = at[:-1]
+        raise SpecError([Problem(spec.places.get(named(at), InFile(str(spec.path))), mistake.message, mistake.hint)]) from misfit
 
 
 def _total_iterations(spec: JobSpec, batch: BatchPlan | None) -> int | None:

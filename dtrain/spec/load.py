@@ -45,15 +45,19 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
         raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint)]))
     document, cluster_settings, others = _with_settings(document, overrides)
     file: JobFile | None
-    file, mistakes = fit(_JOB, document, elsewhere=_hints(_CLUSTER, "it belongs to the cluster: write it under `cluster:`"))
+    file, mistakes = fit(
+        _JOB, document, elsewhere=_hints(_CLUSTER, f"it belongs to the cluster: write it {_home_of_cluster_keys(document)}")
+    )
     where = this_machine()
     spec: JobSpec | None = None
     if file is not None:
         around = Around(absolute(path), document, frozenset(mistake.at for mistake in mistakes), overrides.arguments, environ)
         where, wrong_cluster, cluster_problems = _cluster_of(file, around, overrides.cluster, cluster_settings)
+        cluster_size = None
         if not wrong_cluster and not cluster_problems and not any(place[:1] == ("cluster",) for place in around.wrong):
             where, cluster_problems = selected(where, overrides)
-        spec, wrong_job = job_spec(file, where, around)
+            cluster_size = None if cluster_problems else where.size
+        spec, wrong_job = job_spec(file, where, cluster_size, around)
         mistakes += outside(wrong_cluster + wrong_job, around.wrong)
         others = cluster_problems + others
         if overrides.arguments and file.trainer is not None:
@@ -145,6 +149,11 @@ def _any_cluster(path: Path | None, overrides: Overrides) -> ClusterSpec:
     if problems:
         raise SpecError(problems)
     return cluster
+
+
+def _home_of_cluster_keys(document: Document) -> str:
+    named_file = document.values.get("cluster")
+    return f"into {named_file}" if isinstance(named_file, str) and named_file.isprintable() else "under `cluster:`"
 
 
 def _hints(other: TypeAdapter[Any], hint: str) -> dict[str, str]:

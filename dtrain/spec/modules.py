@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-from dtrain.spec.mistake import nearest_file
+from dtrain.spec.mistake import nearest_word
+
+_MAX_FILES = 1000  # of a folder, looked at for a name like the missing one
 
 
 def missing_module(name: str, workdir: Path) -> tuple[str, str] | None:
@@ -23,8 +27,16 @@ def missing_module(name: str, workdir: Path) -> tuple[str, str] | None:
         folder /= part
         if not os.path.isdir(folder) and not any(folder.parent.glob(f"{part}.*")):
             file = f"{folder.relative_to(workdir)}.py"
-            return f"there is no {'.'.join(parts[: depth + 1])} in workdir", nearest_file(f"{folder}.py") or f"it is looked for as {file}"
+            return f"there is no {'.'.join(parts[: depth + 1])} in workdir", _nearest(
+                parts[:depth], part, folder.parent
+            ) or f"it is looked for as {file}"
     return None
+
+
+def _nearest(package: Sequence[str], name: str, folder: Path) -> str | None:
+    modules = [path.stem for path in islice(folder.iterdir(), _MAX_FILES) if path.suffix == ".py" or _is_package(path)]
+    found = nearest_word(name, [module for module in modules if module.isidentifier() and module != "__init__"])
+    return None if found is None else f"did you mean '{'.'.join((*package, found))}'?"
 
 
 def missing_main(name: str, workdir: Path) -> tuple[str, str] | None:

@@ -205,7 +205,7 @@ def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> 
     if found is None:
         return 'write "" for an empty text' if wants == ["text"] and isinstance(at[-1], int) else "give it a value, or remove the key"
     if at == ("cluster",) and isinstance(found, list):
-        return f"write cluster: {{instances: [{', '.join(map(str, found[:3]))}{', ...' if len(found) > 3 else ''}]}}"
+        return f"write cluster: {{instances: [{', '.join(map(_in_flow, found[:3]))}{', ...' if len(found) > 3 else ''}]}}"
     if isinstance(found, dict | list):
         if isinstance(found, dict) and "a list" in wants and "text" not in wants:
             return _EXAMPLES["a list"]
@@ -263,12 +263,24 @@ def _as_mapping(key: str, text: str) -> str | None:
             return None
 
 
+def _in_flow(value: Value) -> str:
+    """As it stands within [...]."""
+    match value:
+        case dict():
+            return f"{{{', '.join(f'{_in_flow(key)}: {_in_flow(inner)}' for key, inner in value.items())}}}"
+        case list():
+            return f"[{', '.join(map(_in_flow, value))}]"
+        case _:
+            text = "" if value is None else str(value)
+            return text if re.fullmatch(r"[\w./][\w./@-]*", text) else json.dumps(text, ensure_ascii=False)
+
+
 def _listed(text: str) -> str | None:
     """Words, names or ranges of them, as the list that was meant."""
     items = re.split(r"[,\s]+(?![^\[]*\])", text.strip(", "))  # at no comma of a range
     if not all(re.fullmatch(r"[\w.@-]+(\[[\d,-]+\][\w.-]*)*", item) for item in items):
         return None
-    return f"[{', '.join(json.dumps(item) if '[' in item else item for item in items)}]"
+    return f"[{', '.join(map(_in_flow, items))}]"
 
 
 def _example(wants: Sequence[str]) -> str:

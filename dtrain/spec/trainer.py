@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dtrain.spec.cluster import ClusterSpec
 from dtrain.spec.document import Document
 from dtrain.spec.mistake import Mistake, Place, misspelt, named, nearest
 from dtrain.spec.modules import missing_module
+from dtrain.trainers.batch import BatchPlan, plan_batches
 from dtrain.trainers.config import PipelineConfig, TrainerConfig
 from dtrain.trainers.errors import TargetError
-from dtrain.trainers.layout import few_micro_batches, fitting_batch, fitting_stages
+from dtrain.trainers.layout import PipelinePlan, few_micro_batches, fitting_batch, fitting_stages, plan_pipeline
 from dtrain.trainers.schedule import fewest_micro_batches, predicted_bubble
 from dtrain.trainers.zoo import DATASETS, MODELS, Kind, target_of
 
+_PIPELINE = ("trainer", "pipeline", "stages")
+
 
 def trainer_mistakes(
-    trainer: TrainerConfig | None, document: Document, wrong: Collection[Place], cluster: ClusterSpec, workdir: Path | None
+    trainer: TrainerConfig | None, document: Document, wrong: Collection[Place], cluster_size: int | None, workdir: Path | None
 ) -> list[Mistake]:
     """What is wrong under `trainer`.
 
     Args:
         trainer: None where too little remains without what is wrong.
         wrong: the places that are known to be.
-        cluster: this machine where nothing better is known.
+        cluster_size: None where it is not known.
         workdir: None where it cannot be looked into.
     """
     mistakes: list[Mistake] = []
@@ -46,30 +48,75 @@ def trainer_mistakes(
         *_at_least_1(("trainer", "batch", "micro_batches"), batch.micro_batches),
     ]
     if trainer.pipeline is not None:
-        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document, wrong, cluster)
+        mistakes += _pipeline_mistakes(trainer, trainer.pipeline, document, wrong, cluster_size)
     if trainer.learning_rate <= 0:
         mistakes.append(
             Mistake(("trainer", "learning_rate"), f"trainer.learning_rate must be above 0, not {trainer.learning_rate:g}", "such as 0.1")
         )
     if trainer.seed < 0:
         mistakes.append(Mistake(("trainer", "seed"), f"trainer.seed must be at least 0, not {trainer.seed}", "such as 0"))
-    return mistakes
+    return mistakes + _misfits(trainer, {*wrong, *(each.at for each in mistakes)}, cluster_size)
+
+
+def plan_training(trainer: TrainerConfig, cluster_size: int) -> tuple[PipelinePlan | None, BatchPlan]:
+    """How the trainer's work is shared out over so many workers.
+
+    Raises:
+        Misfit: it cannot be.
+    """
+    known, dataset = MODELS.get(trainer.model), DATASETS.get(trainer.data)
+    num_examples = dataset.num_train if dataset else None
+    pipeline = None
+    try:
+        if trainer.pipeline is not None:
+            layers = known.layers if known else None
+            pipeline = plan_pipeline(trainer, cluster_size=cluster_size, layers=layers, num_examples=num_examples)
+    except ValueError as error:
+        raise Misfit(_PIPELINE, error) from error
+    replicas = cluster_size if pipeline is None else pipeline.replicas
+    try:
+        return pipeline, plan_batches(trainer.batch, replicas=replicas, num_examples=num_examples, pad=pipeline is not None)
+    except ValueError as error:
+        raise Misfit(("trainer", "batch", "per_replica" if trainer.batch.global_ is None else "global"), error) from error
+
+
+class Misfit(Exception):
+    """What does not fit the cluster's size; what works stands behind the semicolon."""
+
+    def __init__(self, at: Place, error: ValueError) -> None:
+        super().__init__(str(error))
+        problem, _, hint = str(error).partition("; ")
+        self.mistake = Mistake(at, problem, hint or None)
+
+
+def _misfits(trainer: TrainerConfig, known: Collection[Place], cluster_size: int | None) -> list[Mistake]:
+    """None where something else is wrong that it would follow from."""
+    parts = [("trainer", key) for key in ("model", "data", "batch", "pipeline")]
+    if cluster_size is None or any(at[:2] in parts for at in known):
+        return []
+    try:
+        plan_training(trainer, cluster_size)
+    except Misfit as misfit:
+        return [misfit.mistake]
+    return []
 
 
 def _pipeline_mistakes(
-    trainer: TrainerConfig, pipeline: PipelineConfig, document: Document, wrong: Collection[Place], cluster: ClusterSpec
+    trainer: TrainerConfig, pipeline: PipelineConfig, document: Document, wrong: Collection[Place], cluster_size: int | None
 ) -> list[Mistake]:
-    at = ("trainer", "pipeline", "stages")
+    at = _PIPELINE
     if pipeline.stages < 1:
         return _at_least_1(at, pipeline.stages)
+    if cluster_size is not None and cluster_size % pipeline.stages:
+        return []  # a misfit
     mistakes: list[Mistake] = []
     if trainer.model in MODELS and pipeline.stages > (most := len(MODELS[trainer.model].layers)):
         message = f"{named(at)} is {pipeline.stages}, and {trainer.model} has {most} layers to make stages of"
-        return [Mistake(at, message, _stages_that_fit(trainer, cluster) or f"at most {most}")]
+        return [Mistake(at, message, _stages_that_fit(trainer, cluster_size) or f"at most {most}")]
     micro_batches, least = trainer.batch.micro_batches, fewest_micro_batches(pipeline.schedule, pipeline.stages)
     if 1 <= micro_batches < least and not any(_says_micro_batches(at) for at in wrong):
         problem = few_micro_batches(pipeline.schedule, pipeline.stages, micro_batches)
-        mistakes.append(Mistake(("trainer", "batch", "micro_batches"), problem, _batch_that_fits(trainer, pipeline, least, cluster)))
+        mistakes.append(Mistake(("trainer", "batch", "micro_batches"), problem, _batch_that_fits(trainer, pipeline, least, cluster_size)))
     if document.given("trainer", "data_parallel") and ("trainer", "data_parallel") not in wrong:
         hint = "leave data_parallel out: the replicas of a stage add up their gradients after the last micro-batch"
         mistakes.append(
@@ -84,10 +131,9 @@ def _says_micro_batches(at: Place) -> bool:
     return is_near or (len(at) > 0 and nearest(str(at[-1]), ["micro_batches"]) is not None)
 
 
-def _batch_that_fits(trainer: TrainerConfig, pipeline: PipelineConfig, least: int, cluster: ClusterSpec) -> str:
-    dataset, known = DATASETS.get(trainer.data), cluster.size
-    cluster_size = pipeline.stages if known is None or known % pipeline.stages else known
-    batch = fitting_batch(trainer, cluster_size=cluster_size, num_examples=dataset.num_train if dataset else None)
+def _batch_that_fits(trainer: TrainerConfig, pipeline: PipelineConfig, least: int, cluster_size: int | None) -> str:
+    dataset = DATASETS.get(trainer.data)
+    batch = fitting_batch(trainer, cluster_size=cluster_size or pipeline.stages, num_examples=dataset.num_train if dataset else None)
     if batch is None:
         return f"at least {least}"
     sizes = {"global": batch.global_, "per_replica": batch.per_replica, "micro_batches": batch.micro_batches}
@@ -96,9 +142,8 @@ def _batch_that_fits(trainer: TrainerConfig, pipeline: PipelineConfig, least: in
     return f"write `batch: {{{written}}}`: then a worker waits {bubble:.0%} of its time; at least {least}"
 
 
-def _stages_that_fit(trainer: TrainerConfig, cluster: ClusterSpec) -> str | None:
+def _stages_that_fit(trainer: TrainerConfig, cluster_size: int | None) -> str | None:
     """None where that depends on how many GPUs the nodes have."""
-    cluster_size = cluster.size
     if cluster_size is None:
         return None
     layers, dataset = MODELS[trainer.model].layers, DATASETS.get(trainer.data)

@@ -172,9 +172,8 @@ def test_a_batch_that_gives_both_sizes_is_held_to_the_clusters_replicas(tmp_path
     assert (plan.cluster_size, plan.total_iterations) == (8, 2 * (1437 // 64))
     assert plan.batch is not None and plan.batch.equation == "global batch 64 = replicas 8 x per-replica 8"
     for setting, where in (("trainer.batch.global=96", "--set trainer.batch.global"), ("cluster.instances=3", f"{tmp_path}/job.yaml:")):
-        spec = load_job(tmp_path / "job.yaml", Overrides(settings=(setting,)), environ={})
         with pytest.raises(SpecError) as caught:
-            make_plan(spec)
+            load_job(tmp_path / "job.yaml", Overrides(settings=(setting,)), environ={})
         assert caught.value.problems[0].where.startswith(where)
         assert "is not replicas" in caught.value.problems[0].message
 
