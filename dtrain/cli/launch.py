@@ -108,7 +108,7 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
         return
     out = console.result()
     print_plan(out, plan, None)
-    print_commands(out, commands)
+    print_commands(out, commands, spec.env)
 
 
 def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False) -> int:

@@ -118,7 +118,10 @@ def node_commands(spec: JobSpec, plan: LaunchPlan, job: str) -> tuple[NodeComman
 
 
 def _mpi_node(plan: LaunchPlan, node: NodePlan) -> MpiNode:
-    known = {host: each.name for host, each in zip(hosts(plan), plan.nodes, strict=True)} if node.node_rank == 0 else {}
+    known: dict[str, str] = {}
+    if node.node_rank == 0:
+        named = zip(hosts(plan), plan.nodes, strict=True)
+        known = {f"<address of {each.name}>" if host.startswith("<") else host: each.name for host, each in named}
     return MpiNode(node.mpi_daemon, node.node_rank, len(plan.nodes), plan.master_address, _START_TIMEOUT_S, known)
 
 

@@ -21,14 +21,14 @@ _MOST_GROUPS = 20
 _DAEMON = "mpirun's daemon, which dtrain's agent starts"
 
 
-def print_commands(console: Console, commands: Sequence[NodeCommand]) -> None:
-    """In the form of a shell; what is open until the nodes were asked stands in angle brackets."""
+def print_commands(console: Console, commands: Sequence[NodeCommand], theirs: Mapping[str, str]) -> None:
+    """In the form of a shell; what is open until the nodes were asked stands in angle brackets. `theirs` are the user's variables."""
     first = commands[0]
     _head(console, first.node, " runs:")
     _variables(console, first.env)
     _argv(console, first.argv)
     _head(console, "", "each worker:" if first.argv[-1:] != ("none",) else "which runs:")
-    _variables(console, first.worker_env)
+    _variables(console, first.worker_env, theirs)
     _worker(console, first.worker_argv)
     whole, daemon = _parts(first), _parts(replace(first, argv=()))  # the second as if the first node, too, had a daemon alone
     differences = [(command.node, _differences(whole if command.argv else daemon, _parts(command))) for command in commands[1:]]
@@ -78,9 +78,10 @@ def _head(console: Console, name: str, rest: str) -> None:
     console.print(Text.assemble("\n" if name else "", (name, "bold"), (rest, "dim")), soft_wrap=True)
 
 
-def _variables(console: Console, env: Mapping[str, str]) -> None:
+def _variables(console: Console, env: Mapping[str, str], theirs: Mapping[str, str] | None = None) -> None:
     for name, value in sorted(env.items()):
-        print_words(console, [_variable(name, value)])
+        is_theirs = theirs is not None and theirs.get(name) == value != ""
+        print_words(console, [f"{name}={shell_word(value)}" if is_theirs else _variable(name, value)])
 
 
 def _variable(name: str, value: str) -> str:

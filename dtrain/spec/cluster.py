@@ -81,7 +81,10 @@ class SshFile:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     user: Annotated[str | None, Field(description="Who logs in. Without it, ~/.ssh/config's or your own name.")] = None
-    port: Annotated[int | None, Field(description="Where sshd listens. Without it, ~/.ssh/config's or 22.")] = None
+    port: Annotated[
+        int | None,
+        Field(description="Where sshd listens. Without it, ~/.ssh/config's or 22.", json_schema_extra={"minimum": 1, "maximum": 65535}),
+    ] = None
     identity_file: Annotated[
         str | None, Field(description="The private key, a path relative to this file. Without it, the keys that ssh would try.")
     ] = None

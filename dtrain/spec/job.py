@@ -148,7 +148,12 @@ class JobFile:
         str | list[str] | None,
         Field(description="Arguments of the script, module or command: a list, or a text, split as a shell would, nothing expanded."),
     ] = None
-    grace: Annotated[float, Field(description="Seconds between TERM and KILL when the job is ended.")] = 30.0
+    grace: Annotated[
+        float,
+        Field(
+            description="Seconds between TERM and KILL when the job is ended.", json_schema_extra={"minimum": 0, "maximum": _MAX_GRACE_S}
+        ),
+    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +167,13 @@ class Around:
     environ: Mapping[str, str]
 
 
-def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSpec | None, list[Mistake]]:
-    """The job, and what is wrong with it; None only where something is."""
+def job_spec(file: JobFile, cluster: ClusterSpec, cluster_size: int | None, around: Around) -> tuple[JobSpec | None, list[Mistake]]:
+    """The job, and what is wrong with it; None only where something is. `cluster_size` is None where it is not known, too."""
     name = _safe_name(around.path.parent.name) if file.name is None else file.name
     workdir, wrong_workdir = _workdir(file, around)
     env, wrong_env = env_of(file.env or {}, file.launcher, around.environ)
     args, wrong_args = _args(file)
-    run, wrong_run = _run(file, args, workdir, cluster, around)
+    run, wrong_run = _run(file, args, workdir, cluster_size, around)
     preflight = Preflight(tuple(file.preflight.ignore or ()) if file.preflight is not None else ())
     mistakes = [
         *_name_mistakes(name),
@@ -185,6 +190,9 @@ def job_spec(file: JobFile, cluster: ClusterSpec, around: Around) -> tuple[JobSp
         mistakes.append(Mistake(("grace",), f"grace must be from 0 to {_MAX_GRACE_S} seconds, not {file.grace:g}", "30 is usual"))
     if isinstance(run, TrainerConfig) and file.launcher == "none":
         mistakes.append(Mistake(("launcher",), "launcher: none starts no workers, and a trainer needs them", "use torchrun or mpirun"))
+    if file.launcher == "mpirun" and (wrong_one := next((one for one in cluster.instances if ":" in (one.address or "")), None)):
+        problem = f"launcher: mpirun needs IPv4 addresses, and that of {wrong_one.name} is {wrong_one.address}"
+        mistakes.append(Mistake(("launcher",), problem, "give it an IPv4 address, or use torchrun"))
     if run is None:
         return None, mistakes
     outputs, secrets = str(PurePosixPath(file.outputs)), tuple(file.secrets or ())
@@ -279,7 +287,7 @@ def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
         return (), [Mistake(("args",), message, "write args as a list, one argument a line")]
 
 
-def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster: ClusterSpec, around: Around) -> tuple[Run | None, list[Mistake]]:
+def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster_size: int | None, around: Around) -> tuple[Run | None, list[Mistake]]:
     document = around.document
     is_seen = file.sync and not {("workdir",), ("sync",)} & around.wrong and os.path.isdir(workdir)  # else only the nodes have it
     there = [key for key in RUN_KEYS if key in document.values and not document.emptied(key)]
@@ -293,7 +301,7 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster: ClusterSp
     if not document.given(*there):
         return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
     if there == ["trainer"]:
-        mistakes = trainer_mistakes(file.trainer, document, around.wrong, cluster, workdir if is_seen else None)
+        mistakes = trainer_mistakes(file.trainer, document, around.wrong, cluster_size, workdir if is_seen else None)
         if file.args is not None:
             mistakes.append(
                 Mistake(("args",), "args are for a script, a module or a command, not for a trainer", "write the trainer's keys instead")
@@ -321,7 +329,7 @@ _EXAMPLES = {
 def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen: bool) -> tuple[str, list[Mistake]]:
     """The script as the nodes find it, and what is wrong; a workdir that is only on the nodes cannot be looked into."""
     at = ("script",)
-    relative = Path(text).relative_to(workdir) if file.sync and Path(text).is_relative_to(workdir) else Path(text)
+    relative = _below(Path(text), workdir) if file.sync else Path(text)
     path = f"./{relative}" if str(relative).startswith("-") else str(relative)  # Python would take it for an option
     if not text.strip():
         return path, [Mistake(at, "script is empty", "such as `script: train.py`")]
@@ -344,6 +352,14 @@ def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen:
         return path, [Mistake(at, f"script {typed(text)} is not there", hint)]
     hint = nearest_file(str(found), text, other_than=str(around.path)) or f"it is looked for in {found.parent}"
     return path, [Mistake(at, f"script {typed(text)} {not_there(found)}", hint)]
+
+
+def _below(path: Path, workdir: Path) -> Path:
+    """An absolute path as one from workdir, be that named through a link or not; any other as it is."""
+    for whole, top in ((path, workdir), (Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(workdir)))):
+        if path.is_absolute() and whole.is_relative_to(top):
+            return whole.relative_to(top)
+    return path
 
 
 def _module_mistakes(name: str, workdir: Path | None) -> list[Mistake]:

@@ -21,7 +21,7 @@ def json_schema() -> dict[str, Any]:
     definitions = {name: _for_an_editor(definition) for name, definition in sorted(found.items())}
     for kind, table in (("oneOf", _ONE_OF), ("anyOf", _ANY_OF)):
         for name, keys in table.items():
-            definitions[name][kind] = [{"required": [key]} for key in keys]
+            definitions[name][kind] = [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job file or a cluster file of dtrain",

@@ -100,7 +100,9 @@ def _read_setting(text: str) -> Setting:
         hint = f"write --set {brackets[1]}.{brackets[2]}{brackets[3]}=..."
         raise SpecError([Problem(where, "an item of a list is named by its number alone, counted from 0", hint)])
     if len(at) > MAX_DEPTH:
-        raise SpecError([Problem(InOption(f"--set {key[:40]}..."), f"names a place more than {MAX_DEPTH} levels deep", "no key is that deep")])
+        raise SpecError(
+            [Problem(InOption(f"--set {key[:40]}..."), f"names a place more than {MAX_DEPTH} levels deep", "no key is that deep")]
+        )
     if not equals or not all(at):
         raise SpecError([Problem(where, "is not KEY=VALUE", "such as --set trainer.learning_rate=0.01")])
     if at[0] == _ENV and len(at) == 2 and typed_value[:1] not in ("", "'", '"'):

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 _FILE_KEYS: dict[str, Any] = {"extra": "forbid", "alias_generator": lambda name: name.rstrip("_")}
 
 
-def _says(description: str) -> dict[str, str]:
+def _says(description: str, **bounds: int) -> dict[str, Any]:
     """What a key means, for pydantic's JSON Schema, which reads a field's metadata: this file cannot import pydantic."""
-    return {"description": description}
+    return {"description": description, **({"json_schema_extra": bounds} if bounds else {})}
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class BatchConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
-    global_: int | None = field(default=None, metadata=_says("Examples an iteration over all replicas."))
-    per_replica: int | None = field(default=None, metadata=_says("Examples an iteration on one replica."))
-    micro_batches: int = field(default=1, metadata=_says("Parts that a replica's batch is cut into."))
+    global_: int | None = field(default=None, metadata=_says("Examples an iteration over all replicas.", minimum=1))
+    per_replica: int | None = field(default=None, metadata=_says("Examples an iteration on one replica.", minimum=1))
+    micro_batches: int = field(default=1, metadata=_says("Parts that a replica's batch is cut into.", minimum=1))
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PipelineConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _FILE_KEYS
 
-    stages: int = field(metadata=_says("Parts that the model is cut into, one a worker. replicas = cluster size / stages."))
+    stages: int = field(metadata=_says("Parts that the model is cut into, one a worker. replicas = cluster size / stages.", minimum=1))
     schedule: Literal["1F1B", "GPipe", "interleaved", "simple"] = field(
         default="1F1B",
         metadata=_says(
@@ -61,12 +61,13 @@ class TrainerConfig:
         metadata=_says("global = replicas x per_replica, always: one of them is enough. Default: {per_replica: 64}."),
     )
     epochs: int | None = field(
-        default=None, metadata=_says("How often to go through the training examples. Exactly one of epochs and iterations is given.")
+        default=None,
+        metadata=_says("How often to go through the training examples. Exactly one of epochs and iterations is given.", minimum=1),
     )
-    iterations: int | None = field(default=None, metadata=_says("How many global batches to train on."))
-    learning_rate: float = field(default=0.1, metadata=_says("The optimizer's step size."))
+    iterations: int | None = field(default=None, metadata=_says("How many global batches to train on.", minimum=1))
+    learning_rate: float = field(default=0.1, metadata=_says("The optimizer's step size.", exclusiveMinimum=0))
     optimizer: Literal["sgd", "adamw"] = field(default="sgd", metadata=_says("sgd has momentum 0.9."))
-    seed: int = field(default=0, metadata=_says("Of the model's first parameters and the order of the examples."))
+    seed: int = field(default=0, metadata=_says("Of the model's first parameters and the order of the examples.", minimum=0))
     data_parallel: Literal["ddp"] = field(
         default="ddp", metadata=_says("How replicas share their gradients. Not with a pipeline, which does that by itself.")
     )

@@ -139,7 +139,7 @@ LARGE = {
     "two ranges in a name": 'cluster: {instances: ["r[1-64]n[1-64]"]}',
     "an ssh of its own": 'cluster: {ssh: {user: u, proxy_jump: j}, instances: ["a[1-2000].lab.example.org", {host: "b[1-2000]", ssh: {port: 2}}]}',
     "ssh by ssh": "cluster:\n  ssh: {user: u, proxy_jump: j, host_keys: accept-new}\n  instances:\n"
-    + "".join(f"  - {{host: {'ab'[n % 2]}{n}, address: 10.0.{n // 250}.{n % 250}, ssh: {{port: 22}}}}\n" for n in range(2400)),
+    + "".join(f"  - {{host: {'ab'[n % 2]}{n}, address: 10.0.{n // 250}.{n % 250}, ssh: {{port: 22}}}}\n" for n in range(800)),
     "GPUs in a list": f"cluster:\n  gpus_per_instance: {list(range(60))}\n  instances:\n  - {{host: z, gpus: 1}}\n"
     + "".join(f"  - {'abc'[n % 3]}{n}\n  - {{host: {'def'[n % 3]}{n}, gpus: 1}}\n" for n in range(1000)),
     "variables from here": f"env: {{{', '.join(f'V{n}: ' for n in range(12))}}}",

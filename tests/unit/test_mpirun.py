@@ -152,3 +152,11 @@ def test_every_launcher_places_a_worker() -> None:
     alone = place_of("none", theirs)
     assert (alone.rank, alone.local_rank) == (1, 0)
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} & set(alone.environ)
+
+
+def test_nodes_whose_addresses_are_open_are_all_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("script: train.py\nlauncher: mpirun\ncluster: {instances: [a, b]}\n")
+    spec = load_job(tmp_path / "job.yaml", environ={})
+    first, _ = node_commands(spec, make_plan(spec), "job")
+    assert first.mpi is not None and first.mpi.hosts == {"<address of a>": "a", "<address of b>": "b"}

@@ -27,7 +27,7 @@ def text_of(folder: Path, rest: str, cluster: str = THREE, environ: dict[str, st
     out = io.StringIO()
     console = Console(file=out, width=80, highlight=False, markup=False, emoji=False)
     print_plan(console, plan, None)
-    print_commands(console, node_commands(spec, plan, "<job>"))
+    print_commands(console, node_commands(spec, plan, "<job>"), spec.env)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -258,3 +258,7 @@ def test_the_interpreter_and_the_lines_for_bash_of_each_node(tmp_path: Path) -> 
     pip list
 """
     )
+
+
+def test_a_text_of_the_user_is_none_of_ours(tmp_path: Path) -> None:
+    assert "\n  A='<port>'\n" in text_of(tmp_path, "script: train.py\nenv: {A: <port>}")

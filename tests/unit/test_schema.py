@@ -59,6 +59,11 @@ def test_what_is_shown_as_an_example_is_right(name: str) -> None:
         "trainer: {model: gpt, data: text, epochs: 1, iterations: 2}",
         "trainer: {model: gpt, data: text, epochs: 1, batch: {micro_batches: 2}}",
         "trainer: {model: gpt, data: text, epochs: two}",
+        "trainer: {model: gpt, data: text, epochs: 0}",
+        "trainer: {model: gpt, data: text, epochs: }",
+        "trainer: {model: gpt, data: text, epochs: 1, learning_rate: 0.0}",
+        "trainer: {model: gpt, data: text, epochs: 1, seed: -1}",
+        "script: a.py\ngrace: -1",
         "instances: [a]\nscript: a.py",
         "instances: {a: b}",
         "instances: [{gpus: 2}]",
@@ -68,6 +73,10 @@ def test_what_is_shown_as_an_example_is_right(name: str) -> None:
 )
 def test_an_editor_marks_what_dtrain_refuses(text: str) -> None:
     assert mistakes(text)
+
+
+def test_a_key_without_a_value_is_as_good_as_none() -> None:
+    assert mistakes("trainer: {model: gpt, data: text, epochs: 3, iterations: , batch: {global: , per_replica: 2}}") == []
 
 
 def keys() -> list[tuple[str, dict[str, Any]]]:

@@ -162,6 +162,12 @@ def test_a_script_is_found_in_workdir(tmp_path: Path) -> None:
         assert (spec.workdir, spec.run) == (tmp_path / "code", Script("main.py", ()))
 
 
+def test_a_script_is_found_by_its_real_path_behind_a_linked_folder(tmp_path: Path) -> None:
+    Path("link").symlink_to("code")
+    Path("code/job.yaml").write_text(f"script: {tmp_path}/code/main.py")
+    assert load_job(Path("link/job.yaml"), environ={}).run == Script("main.py", ())
+
+
 def test_a_script_named_like_an_option_is_not_taken_for_one() -> None:
     Path("-c.py").touch()
     assert job("script: -c.py").run == Script("./-c.py", ())
@@ -343,7 +349,7 @@ def test_a_wrong_item_hides_no_other(text: str, found: list[str]) -> None:
     told = problems(text if "command" in text else f"script: train.py\n{text}")
     assert len(told) == len(found)
     for problem, words in zip(told, found, strict=True):
-        assert words in problem.message or words == "gpus[1]" and "GPU 1 stands here a second time" in problem.message
+        assert words in problem.message or (words == "gpus[1]" and "GPU 1 stands here a second time" in problem.message)
 
 
 def test_mistakes_of_the_job_and_of_its_cluster_file_come_together() -> None:

@@ -390,5 +390,3 @@ def test_what_the_job_runs_must_go_to_the_nodes(work: Path, job: str, ignore: st
     (work / "link").symlink_to("sub")
     write(work, "job.yaml", text="script: link/train.py")
     check_is_sent(load_job(work / "job.yaml", environ={}))
-
-
