@@ -16,6 +16,7 @@ from dtrain.nodes import Probed, connect, probe, prove
 from dtrain.plan import LaunchPlan, Rendezvous, counted, make_plan
 from dtrain.preflight import contradictions, judge
 from dtrain.spec import JobSpec
+from dtrain.sync import check_is_sent
 
 _JOB_FOLDER = "<job folder>"  # which a launch alone has
 
@@ -51,6 +52,7 @@ def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -
         DtrainError: the job could run on no cluster of this shape, or this machine cannot ask so many nodes.
     """
     make_plan(spec)
+    check_is_sent(spec)
     targets = tuple(Target(instance, spec.cluster.dir, f"check-{token_hex(4)}", spec.name) for instance in spec.cluster.instances)
     make_ready_for(targets)
     progress.step(f"connecting to {counted(len(targets), 'node')}")

@@ -65,7 +65,7 @@ def command(
         return checked.exit_code
     if is_job:
         print_plan(out, checked.plan, None)
-        print_commands(out, checked.commands)
+        print_commands(out, checked.commands, spec.env)
     plan = checked.plan
     at = f", meeting at {plan.master_address}:{plan.master_port}" if len(plan.nodes) > 1 else ""
     out.print(Text(f"fit: {counted(len(plan.nodes), 'node')}, cluster size {plan.cluster_size}{at}", "bold green"), soft_wrap=True)

@@ -193,7 +193,7 @@ class _Counted(Composer):
     _num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[attr-defined]  # of the parser beside it
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES:
             raise self._no(event, f"more than {_MAX_NODES} keys and values", "is this the file that you meant?")
@@ -221,7 +221,7 @@ class _Loader(_Counted, yaml.SafeLoader):
 
 _Fast: type[_Loader | _FastLoader] = _Loader
 if yaml.__with_libyaml__:  # which reads ten times as fast
-    from yaml.cyaml import CParser
+    from yaml._yaml import CParser
 
     class _FastLoader(_Counted, CParser, SafeConstructor, Resolver):
         def __init__(self, text: str, shown: str) -> None:
