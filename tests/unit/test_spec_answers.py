@@ -126,13 +126,6 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
         "replicas = cluster size 6 / stages 4 is no whole number",
         "stages that fit: 1; with more micro_batches 2, 3, 6",
     ),
-    (
-        T + ", pipeline: {stages: 3}, batch: {per_replica: 7}}\ncluster: {instances: 1, gpus_per_instance: 6}",
-        "job.yaml:1:78",
-        "1F1B with 3 stages wants as many micro-batches or more, not 1",
-        "write `batch: {micro_batches: 7, ...}`",
-    ),
-    (T + ", pipeline: {stages: 3}, batch: {per_replica: 2}}", "job.yaml:1:78", "wants as many micro-batches", "as many examples for each"),
     (T + ", batch: {global: 9}}\ncluster: {instances: 2, device: cpu}", "job.yaml:1:63", "= replicas 4 x per-replica 2.25", "8, 12"),
     ("module: pkg.nest", "job.yaml:1:1", "there is no pkg.nest in workdir", "did you mean 'pkg.nets'?"),
     (C + "instances: [a]\ngpus_per_instance: 2", "job.yaml:4:1", "unknown key 'gpus_per_instance'", "write it under `cluster:`"),
