@@ -66,6 +66,7 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/launch_overhead.py
 	$(BIN)/python benchmarks/ssh_launch_overhead.py
 	$(BIN)/python benchmarks/connect.py
+	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/fail_as_one.py
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py

@@ -49,11 +49,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         root = Path(folder)
-        _start_servers(root, running)
+        start_servers(root, running)
         return 0 if all((_ratios(root, options.repeats), _logins(root), _idle(root))) else 1
 
 
-def _start_servers(root: Path, running: contextlib.ExitStack) -> None:
+def start_servers(root: Path, running: contextlib.ExitStack) -> None:
     (root / "home").mkdir()
     servers = [Sshd(root / "n0")]
     running.callback(servers[0].close)
@@ -119,11 +119,12 @@ def _spec(root: Path, names: list[str]) -> JobSpec:
 
 def _by_dtrain(root: Path) -> float:
     import dtrain.transport.ssh  # noqa: F401  loaded before the clock starts, as theirs
-    from dtrain.start import _connect, _probe, targets_of
+    from dtrain.nodes import connect, probe
+    from dtrain.start import targets_of
 
     spec = _spec(root, [f"n{number}" for number in range(1, NUM_NODES + 1)])
     began = time.perf_counter()
-    facts = _probe(spec, _connect(targets_of(spec.cluster, "measured", spec.name)))
+    facts = probe(spec, connect(targets_of(spec.cluster, "measured", spec.name)).all()).all()
     took = time.perf_counter() - began
     assert len(facts) == NUM_NODES
     return took
