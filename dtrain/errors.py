@@ -15,7 +15,7 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CTRL_C = 130  # exit code of a job ended by Ctrl-C
@@ -34,6 +34,7 @@ class DtrainError(Exception):
         self.message = message
         self.hint = hint
         self.finding = finding or self.finding
+        self.by_node: Mapping[str, DtrainError] = {}  # where it tells of several
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_NAMES = 4
 _SAME_TORCH = "install the same torch, from the same index, on all of them"
 
 
@@ -12,6 +14,7 @@ class Kind:
     is_error: bool  # it stops a launch; else it is shown
     cause: str
     cure: str
+    can_pass: bool  # a user may say that it counts for nothing: the nodes could run the job all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,17 @@ class Finding:
         return KINDS[self.name].is_error
 
 
-def _error(cause: str, cure: str) -> Kind:
-    return Kind(True, cause, cure)
+def listed(nodes: Sequence[str]) -> str:
+    """As many names as a sentence bears."""
+    return ", ".join(nodes[:_MOST_NAMES]) + (f" and {len(nodes) - _MOST_NAMES} more" if len(nodes) > _MOST_NAMES else "")
+
+
+def _error(cause: str, cure: str, *, can_pass: bool = False) -> Kind:
+    return Kind(True, cause, cure, can_pass)
 
 
 def _warning(cause: str, cure: str) -> Kind:
-    return Kind(False, cause, cure)
+    return Kind(False, cause, cure, True)
 
 
 KINDS = {
@@ -41,6 +49,11 @@ KINDS = {
     "no-space": _error("the disk that dtrain's folder lies on is full, or the user's share of it", "make room, or set another dir:"),
     "python-missing": _error("there is no Python, it does not run, or it is older than 3.9", "set python: in the cluster file"),
     "torch-missing": _error("the workers' Python has no torch", "install it for that Python, or set python: to one that has it"),
+    "torch-untested": _error(
+        "a built-in trainer uses parts of torch that change from release to release, and was tested with another one",
+        "install that one; a script takes any torch",
+        can_pass=True,
+    ),
     "activate-failed": _error("the line `activate` failed, or did not end", "log in there, and type it into `bash -l`"),
     "gpu-missing": _error("there are fewer GPUs than the job asks for", "ask for fewer in gpus_per_instance"),
     "gpu-busy": _error("others hold the GPUs that the job asks for", "launch --wait waits for them; stop ends a dtrain job"),
@@ -54,13 +67,21 @@ KINDS = {
     "rendezvous-blocked": _error("a node does not reach another one where they would meet", "let TCP through; ports: keeps to a window"),
     "packets-lost": _error("small packets come through and larger ones do not: an MTU on the way is too small", "give all links one MTU"),
     # ---- of all of them, which differ ----
-    "torch-differs": _error("the nodes have several versions of torch", "install the same version on all of them"),
-    "nccl-differs": _error("the nodes' torch brings several versions of NCCL", _SAME_TORCH),
+    "torch-differs": _error("the nodes have several versions of torch", "install the same version on all of them", can_pass=True),
+    "nccl-differs": _error("the nodes' torch brings several versions of NCCL", _SAME_TORCH, can_pass=True),
     "cuda-differs": _warning("the nodes' torch was built for several versions of CUDA", _SAME_TORCH),
     "python-differs": _warning("the workers run under several versions of Python", "set python: to the same version everywhere"),
     "driver-differs": _warning("the nodes have several versions of the GPU driver", "bring them to the same version"),
     "gpu-model-differs": _warning("the GPUs are of several models; the slowest sets the pace", "leave the slower ones out with --exclude"),
     # ---- of one node, which can run the job ----
+    "left-over": _warning(
+        "processes of an earlier job whose agent and guard were killed; they have been ended, and dtrain status tells of the job",
+        "nothing; where it happens again, look for what kills the user's processes there",
+    ),
+    "ends-at-logout": _warning(
+        "systemd ends what a user leaves running: a job ends with the connection to the node, and a detached one at once",
+        "KillUserProcesses=no in /etc/systemd/logind.conf, and systemctl restart systemd-logind",
+    ),
     "clock-skew": _warning("a node's clock is a minute or more off", "timedatectl set-ntp true, on that node"),
     "shm-small": _warning(
         "/dev/shm is so small that the workers of a DataLoader die by a bus error",
@@ -83,5 +104,4 @@ KINDS = {
     ),
 }
 
-# What a user may pass over: the nodes could run the job all the same.
-WARNABLE = frozenset(name for name, kind in KINDS.items() if not kind.is_error or name.endswith("-differs"))
+WARNABLE = frozenset(name for name, kind in KINDS.items() if kind.can_pass)

@@ -11,11 +11,14 @@ from secrets import token_hex
 from typing import Generic, TypeVar
 
 from dtrain import rendezvous
-from dtrain.errors import DtrainError, NodesBusy, PreflightFailed
+from dtrain.errors import DtrainError, NodesBusy
+from dtrain.findings import Finding
 from dtrain.link import LOGIN_S, Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, python_of
-from dtrain.spec import ClusterSpec, JobSpec
+from dtrain.preflight import judge
+from dtrain.spec import ClusterSpec, Instance, JobSpec
+from dtrain.trainers.config import TrainerConfig
 
 _AT_ONCE = 64
 _T = TypeVar("_T")
@@ -31,7 +34,7 @@ class Outcomes(Generic[_T]):
     def all(self) -> dict[str, _T]:
         """Raises DtrainError: where some failed, one error that tells of all of them."""
         if self.errors:
-            raise _all_of([*self.errors.values()])
+            raise _all_of(self.errors)
         return self.results
 
 
@@ -52,35 +55,57 @@ def connect(targets: Sequence[Target], within_s: float = LOGIN_S) -> Outcomes[Li
     try:
         return outcomes([(target.node, partial(reach, target)) for target in targets])
     except BaseException:
-        for link in links.values():
-            link.close()
+        _close(links)
+        raise
+
+
+def connect_and_probe(targets: Sequence[Target], within_s: float) -> tuple[dict[str, Link], Outcomes[Probed]]:
+    """Both at once, so that who answers is asked while others are still waited for; also for mpirun, whatever the launcher is.
+
+    Returns:
+        Links to the nodes that were reached, which whoever asks for them closes, and what they said.
+    """
+    links: dict[str, Link] = {}
+
+    def ask(target: Target) -> Probed:
+        links[target.node] = Link.open(target, within_s)
+        return _ask(target.instance, links[target.node], mpi=True)
+
+    try:
+        return links, outcomes([(target.node, partial(ask, target)) for target in targets])
+    except BaseException:
+        _close(links)
         raise
 
 
 def probe(spec: JobSpec, links: Mapping[str, Link]) -> Outcomes[Probed]:
     instances = {instance.name: instance for instance in spec.cluster.instances}
-
-    def ask(node: str, link: Link) -> Probed:
-        instance = instances[node]
-        asked_at = time.time()
-        reply = link.ask(wire.Probe(python_of(instance), mpi=spec.launcher == "mpirun", activate=instance.activate))
-        answered_at = time.time()
-        assert isinstance(reply, wire.NodeFacts)
-        if spec.setup is None:  # which may bring it
-            _check_torch(node, reply)
-        clock_s = reply.machine.clock_s
-        return Probed(reply, clock_s - min(max(clock_s, asked_at), answered_at))
-
-    return outcomes([(node, partial(ask, node, link)) for node, link in links.items()])
+    return outcomes([(node, partial(_ask, instances[node], link, mpi=spec.launcher == "mpirun")) for node, link in links.items()])
 
 
-def _check_torch(node: str, facts: wire.NodeFacts) -> None:
-    if not facts.torch_version:
-        raise PreflightFailed(
-            f"{node}: torch is not installed for {facts.python}",
-            hint=f"{facts.python} -m pip install torch, or set python: in the cluster file to one that has it",
-            finding="torch-missing",
-        )
+def _ask(instance: Instance, link: Link, *, mpi: bool) -> Probed:
+    asked_at = time.time()
+    reply = link.ask(wire.Probe(python_of(instance), mpi=mpi, activate=instance.activate))
+    answered_at = time.time()
+    assert isinstance(reply, wire.NodeFacts)
+    clock_s = reply.machine.clock_s
+    return Probed(reply, clock_s - min(max(clock_s, asked_at), answered_at))
+
+
+def _close(links: Mapping[str, Link]) -> None:
+    for link in tuple(links.values()):
+        link.close()
+
+
+def judge_nodes(spec: JobSpec, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
+    """What all that they said together says against the job."""
+    return judge(
+        {node: one.facts for node, one in probed.items()},
+        {node: one.clock_offset_s for node, one in probed.items()},
+        is_trainer=isinstance(spec.run, TrainerConfig),
+        brings_torch=spec.setup is not None,
+        is_one_machine=len(spec.cluster.instances) == 1 or all(instance.host is None for instance in spec.cluster.instances),
+    )
 
 
 def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
@@ -104,7 +129,7 @@ def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapp
         return reply
 
     dialed = on_all(links, dial) if len(links) > 1 else {}
-    chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed))
+    chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed, facts))
     first = cluster.instances[0].name
     on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
     return Rendezvous(chosen, listening[first].port)
@@ -131,11 +156,14 @@ def outcomes(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _AT_ON
     return Outcomes({node: future.result() for node, future in futures if node not in errors}, told)
 
 
-def _all_of(errors: Sequence[DtrainError]) -> DtrainError:
+def _all_of(by_node: Mapping[str, DtrainError]) -> DtrainError:
+    errors = [*by_node.values()]
     first = next((error for error in errors if not isinstance(error, NodesBusy)), errors[0])  # waiting would not help with it
     if len(errors) == 1:
         return first
-    hints = {error.hint for error in errors}
-    if len(hints) == 1:
-        return type(first)("\n".join(error.message for error in errors), hint=first.hint)
-    return type(first)("\n".join(str(error) for error in errors))
+    if len({error.hint for error in errors}) == 1:
+        told = type(first)("\n".join(error.message for error in errors), hint=first.hint)
+    else:
+        told = type(first)("\n".join(str(error) for error in errors))
+    told.finding, told.by_node = first.finding, by_node
+    return told

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import GpusMissing, InFile, NodesBusy, PreflightFailed, Problem, SpecError
+from dtrain.errors import DtrainError, GpusMissing, InFile, NodesBusy, PreflightFailed, Problem, SpecError
 from dtrain.node.wire import Address, Gpu, GpuHolder, NodeFacts
 from dtrain.shell_words import shell_words, visible
 from dtrain.spec import Command, Instance, JobSpec, Module, Run, Script
@@ -109,7 +109,9 @@ def make_plan(
     """
     instances = spec.cluster.instances
     choices = [_device(spec, instance, facts[instance.name] if facts else None) for instance in instances]
-    choices = _hand_out_gpus(instances, choices)
+    choices, faults = _hand_out_gpus(instances, choices)
+    if faults:
+        raise faults[0]
     num_cpu_workers_here = sum(choice.count or 0 for instance, choice in zip(instances, choices, strict=True) if instance.host is None)
     nodes = []
     rank = 0
@@ -165,6 +167,20 @@ def make_plan(
     )
 
 
+def gpu_faults(spec: JobSpec, facts: Mapping[str, NodeFacts]) -> tuple[DtrainError, ...]:
+    """Why nodes do not give the GPUs that the job wants: of those that said what they have, whatever else they lack."""
+    faults: list[DtrainError] = []
+    instances, choices = [], []
+    for instance in spec.cluster.instances:
+        if instance.name in facts:
+            try:
+                choices.append(_device(spec, instance, facts[instance.name]))
+                instances.append(instance)
+            except PreflightFailed as error:
+                faults.append(error)
+    return (*faults, *_hand_out_gpus(tuple(instances), choices)[1])
+
+
 def python_of(instance: Instance) -> str:
     """The interpreter that a node's workers are to run under: a path, or a name on its PATH."""
     if instance.python is not None:
@@ -208,6 +224,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def at_port(address: str, port: int | str) -> str:
+    """10.0.0.1:29500, [fd00::1]:29500."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     device: str
@@ -228,12 +249,17 @@ def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choi
         raise PreflightFailed(
             f"{instance.name}: the job wants GPUs and there is none",
             hint="set device: cpu in the cluster file to train on CPU workers",
+            finding="gpu-missing",
         )
     return _Choice("cuda", number, (), found.gpus)
 
 
-def _hand_out_gpus(instances: tuple[Instance, ...], choices: list[_Choice]) -> list[_Choice]:
-    """Choose GPUs, the lowest free ones first; instances played by this machine take them in turn from the same ones."""
+def _hand_out_gpus(instances: tuple[Instance, ...], choices: list[_Choice]) -> tuple[list[_Choice], list[NodesBusy]]:
+    """Choose GPUs, the lowest free ones first; instances played by this machine take them in turn from the same ones.
+
+    Returns:
+        And what stands against it, the worst first.
+    """
     num_here = sum(instance.host is None for instance in instances)
     given_here: set[int] = set()
     handed_out, missing, busy = [], [], []
@@ -253,11 +279,13 @@ def _hand_out_gpus(instances: tuple[Instance, ...], choices: list[_Choice]) -> l
             busy.append("\n  ".join((f"{instance.name}: {asked} wanted, {count - len(held)} free", *map(_held_by, shown))))
         given_here |= {gpu.index for gpu in wanted} if instance.host is None else set()
         handed_out.append(_Choice("cuda", count, tuple(gpu.index for gpu in wanted)))
+    faults: list[NodesBusy] = []
     if missing:
-        raise GpusMissing("\n".join(missing), hint="ask for fewer, or for others, in gpus_per_instance, or set device: cpu")
+        faults.append(GpusMissing("\n".join(missing), hint="ask for fewer, or for others, in gpus_per_instance, or set device: cpu"))
     if busy:
-        raise NodesBusy("\n".join(busy), hint="dtrain launch --wait waits for them; gpus_per_instance: N takes any N that are free")
-    return handed_out
+        hint = "dtrain launch --wait waits for them; gpus_per_instance: N takes any N that are free"
+        faults.append(NodesBusy("\n".join(busy), hint=hint))
+    return handed_out, faults
 
 
 def _wanted(instance: Instance, left: list[Gpu], count: int) -> list[Gpu]:

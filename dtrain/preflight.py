@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 
-from dtrain.findings import KINDS, Finding
+from dtrain.findings import KINDS, Finding, listed
 from dtrain.node.wire import Address, NodeFacts
 
 _CLOCK_S = 60.0
@@ -14,7 +14,8 @@ _SHM_BYTES = 256 << 20  # Docker gives 64 MiB
 _MEMLOCK_BYTES = 1 << 20
 _NOFILE = 1024
 _FREE_BYTES = 1 << 30
-_MOST_NAMES = 4
+_PYTHON = "set python: in the cluster file to one that has it"
+TESTED_TORCH = "2.13"  # by the trainers' tests, as pyproject.toml says
 
 # What has to agree, and in which words a node has it; "" where it has none, which is no difference but a lack of its own.
 _EQUAL: dict[str, tuple[str, Callable[[NodeFacts], str]]] = {
@@ -27,18 +28,46 @@ _EQUAL: dict[str, tuple[str, Callable[[NodeFacts], str]]] = {
 }
 
 
-def judge(facts: Mapping[str, NodeFacts], clock_offsets_s: Mapping[str, float]) -> tuple[Finding, ...]:
+def judge(
+    facts: Mapping[str, NodeFacts],
+    clock_offsets_s: Mapping[str, float],
+    *,
+    is_trainer: bool = False,
+    brings_torch: bool = False,
+    is_one_machine: bool = False,
+) -> tuple[Finding, ...]:
     """What differs from the majority, and what is too little on one node alone.
 
     Args:
         clock_offsets_s: how far each node's clock is ahead of this machine's.
+        is_trainer: a built-in one runs there, which was not tested with every torch.
+        brings_torch: the job's setup may do so.
+        is_one_machine: nobody else has to reach it.
     """
+    lacking = {} if brings_torch else {node: one.python for node, one in facts.items() if not one.torch_version}
     found = [
+        Finding(
+            "torch-missing", nodes, f"{listed(nodes)}: torch is not installed for {python}", f"{python} -m pip install torch, or {_PYTHON}"
+        )
+        for python, nodes in _by_value(lacking).items()
+    ]
+    found += [
         finding
         for name, (what, value) in _EQUAL.items()
         for finding in _differs(name, what, {node: value(one) for node, one in facts.items()})
     ]
     alone = {
+        "torch-untested": {
+            node: f"torch {one.torch_version}, and the trainers are tested with {TESTED_TORCH}"
+            for node, one in facts.items()
+            if is_trainer and not brings_torch and one.torch_version and not one.torch_version.startswith(f"{TESTED_TORCH}.")
+        },
+        "left-over": {node: text for node, one in facts.items() if (text := _left_over(one))},
+        "ends-at-logout": {
+            node: "systemd there ends what a user leaves running (KillUserProcesses)"
+            for node, one in facts.items()
+            if one.machine.ends_at_logout
+        },
         "clock-skew": {node: _clock(offset_s) for node, offset_s in clock_offsets_s.items() if abs(offset_s) >= _CLOCK_S},
         "shm-small": {
             node: f"/dev/shm holds {_size(one.machine.shm_bytes)}" for node, one in facts.items() if one.machine.shm_bytes < _SHM_BYTES
@@ -54,7 +83,7 @@ def judge(facts: Mapping[str, NodeFacts], clock_offsets_s: Mapping[str, float]) 
             for node, one in facts.items()
             if one.machine.free_bytes < _FREE_BYTES
         },
-        "host-name-loopback": {node: text for node, one in facts.items() if (text := _name(one))},
+        "host-name-loopback": {node: text for node, one in facts.items() if not is_one_machine and (text := _name(one))},
     }
     return (*found, *(finding for name, texts in alone.items() for finding in _by_text(name, texts)))
 
@@ -82,19 +111,31 @@ def _differs(name: str, what: str, values: Mapping[str, str]) -> list[Finding]:
     norm, number = counts.most_common(1)[0]  # of equal numbers the first node's
     rest = f"the other {number} have {norm}" if number > 1 else f"{next(node for node, value in have.items() if value == norm)} has {norm}"
     return [
-        Finding(name, nodes, f"{_listed(nodes)}: {what} {value}, {rest}", KINDS[name].cure)
-        for value in counts
-        if value != norm and (nodes := tuple(node for node, one in have.items() if one == value))
+        Finding(name, nodes, f"{listed(nodes)}: {what} {value}, {rest}", KINDS[name].cure)
+        for value, nodes in _by_value(have).items()
+        if value != norm
     ]
 
 
 def _by_text(name: str, texts: Mapping[str, str]) -> list[Finding]:
     """One finding for all nodes that have the same to say."""
-    return [
-        Finding(name, nodes, f"{_listed(nodes)}: {text}", KINDS[name].cure)
-        for text in dict.fromkeys(texts.values())
-        if (nodes := tuple(node for node, one in texts.items() if one == text))
-    ]
+    return [Finding(name, nodes, f"{listed(nodes)}: {text}", KINDS[name].cure) for text, nodes in _by_value(texts).items()]
+
+
+def _by_value(values: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    nodes: dict[str, list[str]] = {}
+    for node, value in values.items():
+        nodes.setdefault(value, []).append(node)
+    return {value: tuple(some) for value, some in nodes.items()}
+
+
+def _left_over(facts: NodeFacts) -> str:
+    """One line for all of them: seldom there are several."""
+    return "; ".join(
+        f"job {one.job} had left {one.num_processes} process{'' if one.num_processes == 1 else 'es'} running, now ended"
+        + (f" but for {', '.join(map(str, one.survivors))}, which KILL does not end" if one.survivors else "")
+        for one in facts.machine.left_over
+    )
 
 
 def _clock(offset_s: float) -> str:
@@ -123,7 +164,3 @@ def _is_below(limit: int | None, least: int) -> bool:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
-
-
-def _listed(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes[:_MOST_NAMES]) + (f" and {len(nodes) - _MOST_NAMES} more" if len(nodes) > _MOST_NAMES else "")

@@ -8,8 +8,9 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_net
 from typing import TypeAlias
 
 from dtrain.errors import PreflightFailed
-from dtrain.node.network import LOSES_LARGE
+from dtrain.node.network import LOSES_LARGE, NO_ROUTE
 from dtrain.node.wire import Address, Dialed, DialTarget, Listening, NodeFacts, Ports
+from dtrain.plan import at_port
 from dtrain.spec import ClusterSpec, Instance
 
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -109,12 +110,23 @@ def _dialed_by(index: int, nodes: Sequence[str]) -> list[str]:
     return next_ones if nodes[0] in next_ones else [nodes[0], *next_ones]
 
 
-def tries(dialed: Mapping[str, tuple[DialTarget, ...]], replies: Mapping[str, Dialed]) -> tuple[Try, ...]:
+def tries(dialed: Mapping[str, tuple[DialTarget, ...]], replies: Mapping[str, Dialed], facts: Mapping[str, NodeFacts]) -> tuple[Try, ...]:
     return tuple(
-        Try(dialer, target.node, target.address, target.port, cause)
+        Try(dialer, target.node, target.address, target.port, _cause(cause, target, facts[dialer]))
         for dialer, reply in replies.items()
         for target, cause in zip(dialed[dialer], reply.causes, strict=True)
     )
+
+
+def _cause(cause: str, target: DialTarget, dialer: NodeFacts) -> str:
+    """Why a node has no route to another: it may have no address of that family at all."""
+    if cause != NO_ROUTE:
+        return cause
+    wanted = ip_address(target.address)
+    has = {ip_address(address.address).version for address in dialer.addresses if not _is_loopback(address)}
+    if wanted.is_loopback or not has or wanted.version in has:
+        return cause
+    return f"no IPv{wanted.version} address to dial from"
 
 
 def choose(targets: Mapping[str, tuple[Address, ...]], tried: Sequence[Try]) -> dict[str, Address]:
@@ -207,7 +219,7 @@ def _telling(tried: Iterable[Try]) -> list[Try]:
 
 def _where(one: Try, interfaces: Mapping[tuple[str, str], str]) -> str:
     interface = interfaces[one.node, one.address]
-    where = f"[{one.address}]:{one.port}" if ":" in one.address else f"{one.address}:{one.port}"
+    where = at_port(one.address, one.port)
     return f"{where} ({interface})" if interface else where
 
 

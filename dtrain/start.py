@@ -17,15 +17,15 @@ from typing import Protocol, TypeVar
 
 from dtrain import launchers
 from dtrain.errors import CTRL_C, DtrainError, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
-from dtrain.findings import Finding
+from dtrain.findings import KINDS, Finding
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
-from dtrain.nodes import Probed, connect, on_all, probe, prove
+from dtrain.nodes import Probed, connect, judge_nodes, on_all, probe, prove
 from dtrain.plan import LaunchPlan, counted, make_plan
-from dtrain.preflight import contradictions, judge
+from dtrain.preflight import contradictions
 from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
@@ -150,13 +150,17 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
 
 def _judge(spec: JobSpec, probed: Mapping[str, Probed], progress: Progress) -> None:
     """Raises PreflightFailed: the nodes do not fit together."""
-    facts = {node: one.facts for node, one in probed.items()}
-    found = judge(facts, {node: one.clock_offset_s for node, one in probed.items()})
+    found = judge_nodes(spec, probed)
+    _tell([finding for finding in found if not finding.is_error], spec, progress)
     errors = [finding for finding in found if finding.is_error and finding.name not in spec.preflight.ignore]
     if errors:
-        hint = f"{errors[0].cure}; dtrain check shows more, and preflight: {{ignore: [{errors[0].name}]}} goes on all the same"
-        raise PreflightFailed("\n".join(finding.text for finding in errors), hint=hint, finding=errors[0].name)
-    _tell([finding for finding in found if not finding.is_error], spec, progress)
+        first = errors[0]
+        on = (
+            f"; dtrain check shows more, and preflight: {{ignore: [{first.name}]}} goes on all the same"
+            if KINDS[first.name].can_pass
+            else ""
+        )
+        raise PreflightFailed("\n".join(finding.text for finding in errors), hint=f"{first.cure}{on}", finding=first.name)
 
 
 def _tell(found: Sequence[Finding], spec: JobSpec, progress: Progress) -> None:

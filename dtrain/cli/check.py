@@ -15,7 +15,7 @@ from dtrain.check import Checked, check
 from dtrain.cli.selection import Selecting, selection_options
 from dtrain.findings import WARNABLE
 from dtrain.launchers import plan_json
-from dtrain.plan import counted
+from dtrain.plan import at_port, counted
 from dtrain.render import console
 from dtrain.render.commands import print_commands
 from dtrain.render.console import StatusLine
@@ -59,7 +59,8 @@ def command(
     for finding in checked.findings:
         print_finding(out, finding)
     if verbose:
-        print_facts(out, {node: one.facts for node, one in checked.probed.items()})
+        offsets_s = {node: one.clock_offset_s for node, one in checked.probed.items()}
+        print_facts(out, {node: one.facts for node, one in checked.probed.items()}, offsets_s)
     if checked.plan is None:
         out.print(Text(f"not fit: {counted(len(checked.errors), 'error')}", "bold red"), soft_wrap=True)
         return checked.exit_code
@@ -67,7 +68,7 @@ def command(
         print_plan(out, checked.plan, None)
         print_commands(out, checked.commands, spec.env)
     plan = checked.plan
-    at = f", meeting at {plan.master_address}:{plan.master_port}" if len(plan.nodes) > 1 else ""
+    at = f", meeting at {at_port(plan.master_address, plan.master_port or 0)}" if len(plan.nodes) > 1 else ""
     out.print(Text(f"fit: {counted(len(plan.nodes), 'node')}, cluster size {plan.cluster_size}{at}", "bold green"), soft_wrap=True)
     return checked.exit_code
 

@@ -15,7 +15,7 @@ import time
 from typing import Optional
 
 from dtrain.node.folder import NodeDir
-from dtrain.node.wire import Interface, Limits, Machine
+from dtrain.node.wire import Interface, LeftOver, Limits, Machine
 
 _LOOK_UP_S = 2.0  # the name service of a machine may be away
 _BUSCTL_S = 2.0
@@ -23,7 +23,7 @@ _INFINIBAND = "/sys/class/infiniband"
 _SYSTEMD = "/run/systemd/system"
 
 
-def machine(node_dir: NodeDir) -> Machine:
+def machine(node_dir: NodeDir, left_over: tuple[LeftOver, ...]) -> Machine:
     return Machine(
         system=_system(),
         kernel=platform.release(),
@@ -40,6 +40,7 @@ def machine(node_dir: NodeDir) -> Machine:
         time_zone=time.strftime("%z"),
         ends_at_logout=_ends_at_logout(),
         jobs=node_dir.running(),
+        left_over=left_over,
     )
 
 
@@ -119,4 +120,9 @@ def _ends_at_logout() -> Optional[bool]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() == "b true" if answer.returncode == 0 else None
+    return kill_user_processes(answer.stdout) if answer.returncode == 0 else None
+
+
+def kill_user_processes(said: str) -> Optional[bool]:
+    """What busctl says of logind's property of that name; None for anything else."""
+    return {"b true": True, "b false": False}.get(said.strip())

@@ -44,6 +44,10 @@ _NOBODYS = "127.255.255.254"  # an address of this node that nobody uses
 
 _ANOTHER = "another machine answered"
 LOSES_LARGE = "larger packets are lost (MTU)"
+NO_ROUTE = "no route"
+
+# EINVAL: a blackhole route. EAFNOSUPPORT: a kernel without IPv6.
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EAFNOSUPPORT)
 
 # Closing resets: no port is in TIME_WAIT after the proof, where it could not be kept again for a minute.
 _RESET = struct.pack("ii", 1, 0)
@@ -362,8 +366,8 @@ def _why(error: OSError) -> str:
         return "refused"
     if error.errno == errno.ETIMEDOUT:
         return "timed out"
-    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL):  # EINVAL: a blackhole route
-        return "no route"
+    if error.errno in _NO_ROUTE:
+        return NO_ROUTE
     if error.errno == errno.ECONNRESET:
         return _ANOTHER
     return os.strerror(error.errno or 0).lower()

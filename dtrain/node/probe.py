@@ -17,7 +17,7 @@ from dtrain.node.addresses import addresses
 from dtrain.node.folder import NodeDir
 from dtrain.node.machine import machine
 from dtrain.node.preparation import Refused
-from dtrain.node.wire import Failed, NodeFacts, Probe
+from dtrain.node.wire import Failed, LeftOver, NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
 _MPIRUN_TIMEOUT_S = 10.0
@@ -57,9 +57,19 @@ class _Python:
     nccl: str
 
 
-def facts(order: Probe, environ: Mapping[str, str], node_dir: NodeDir, *, bundle: str, job_folder: str, output_dir: str) -> NodeFacts:
+def facts(
+    order: Probe,
+    environ: Mapping[str, str],
+    node_dir: NodeDir,
+    left_over: tuple[LeftOver, ...],
+    *,
+    bundle: str,
+    job_folder: str,
+    output_dir: str,
+) -> NodeFacts:
     """Args:
         environ: in which the job will run.
+        left_over: what this session has found of earlier jobs.
 
     Raises:
         Refused: there is no Python that could run the workers.
@@ -83,7 +93,7 @@ def facts(order: Probe, environ: Mapping[str, str], node_dir: NodeDir, *, bundle
         mpirun=mpirun or "",
         mpi_daemon=_mpi_daemon(mpirun),
         mpi_version=_mpi_version(mpirun, environ),
-        machine=machine(node_dir),
+        machine=machine(node_dir, left_over),
     )
 
 
@@ -125,17 +135,21 @@ def _mpi_daemon(mpirun: Optional[str]) -> str:
 
 
 def _mpi_version(mpirun: Optional[str], environ: Mapping[str, str]) -> str:
-    """First line of what mpirun says of itself."""
+    """First line of what mpirun says of itself; "" where it says nothing, or is no program."""
     if mpirun is None:
         return ""
-    answer = subprocess.run(
-        [mpirun, "--version"],
-        cwd="/",
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_MPIRUN_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            [mpirun, "--version"],
+            cwd="/",
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_MPIRUN_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     return answer.stdout.partition("\n")[0].strip()

@@ -13,30 +13,34 @@ from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, NodeDir
 _KILL_TIMEOUT_S = 10.0
 
 
-def settle(node_dir: NodeDir) -> None:
-    """Settle every job of this node that nobody looks after any more."""
-    for folder in node_dir.unsettled():
-        settle_job(folder)
+def settle(node_dir: NodeDir) -> tuple[wire.LeftOver, ...]:
+    """Settle every job of this node that nobody looks after any more.
+
+    Returns:
+        Those that had left something running.
+    """
+    return tuple(found for folder in node_dir.unsettled() if (found := settle_job(folder)) is not None)
 
 
-def settle_job(folder: JobFolder) -> None:
+def settle_job(folder: JobFolder) -> Optional[wire.LeftOver]:
     """End what a job has left running, and write its last event; nothing where the job is alive, over, or never began."""
     started, is_over = _read(folder)
     if started is None or is_over:
-        return
+        return None
     try:
         lock = folder.lock()
     except OSError:  # agent or guard lives, another session is at it, or the folder is being deleted
-        return
+        return None
     try:
         if _read(folder)[1]:
-            return  # another session was faster
+            return None  # another session was faster
         if started.boot_id != procs.boot_id():
             _end(folder, "rebooted", "", [])  # its processes are gone, and their ids are others' now
-            return
+            return None
         num_found, left = _kill_processes_of(folder)
         found = f"what they left running was killed: {num_found} process{'' if num_found == 1 else 'es'}" if num_found else ""
         _end(folder, "all-killed", found, left)
+        return wire.LeftOver(folder.job, num_found, tuple(process.pid for process in left)) if num_found else None
     finally:
         os.close(lock)
 

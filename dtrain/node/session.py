@@ -55,6 +55,7 @@ class _Session:
         self._node_dir: NodeDir
         self._folder: JobFolder
         self._output_dir = ""
+        self._left_over: tuple[wire.LeftOver, ...] = ()
         self._environ: Optional[dict[str, str]] = None  # that of `activate`
         self._trees: tree.Trees
         self._incoming: Optional[tree.Incoming] = None
@@ -164,7 +165,7 @@ class _Session:
     def _open(self, order: wire.Open) -> None:
         self._about = order
         self._node_dir = NodeDir.at(order.dir)
-        remains.settle(self._node_dir)
+        self._left_over = remains.settle(self._node_dir)
         self._folder = self._node_dir.job(order.job, order.node)
         self._output_dir = self._node_dir.outputs(order.name, order.node)
         self._trees = self._node_dir.trees()
@@ -174,7 +175,7 @@ class _Session:
         if order.activate is not None:
             self._environ = activation.activated(order.activate, self._is_hung_up)
         own = {"bundle": BUNDLE, "job_folder": self._folder.path, "output_dir": self._output_dir}
-        self._reply(probe.facts(order, self._environ or os.environ, self._node_dir, **own))
+        self._reply(probe.facts(order, self._environ or os.environ, self._node_dir, self._left_over, **own))
 
     def _is_hung_up(self) -> bool:
         """Whether the other side has gone, with or without orders that are not read yet."""

@@ -284,6 +284,15 @@ class Limits(Message):
 
 
 @dataclass(frozen=True)
+class LeftOver(Message):
+    """What a job whose agent and guard were both killed had left running, and a session has ended."""
+
+    job: str
+    num_processes: int
+    survivors: tuple[int, ...] = ()  # pids that are still there
+
+
+@dataclass(frozen=True)
 class Machine(Message):
     """What a node says of the machine that it is."""
 
@@ -302,6 +311,7 @@ class Machine(Message):
     time_zone: str  # +0100
     ends_at_logout: Optional[bool]  # what runs on once its user has left; None where nobody says
     jobs: tuple[str, ...]  # of dtrain, that run there
+    left_over: tuple[LeftOver, ...] = ()  # found by this session
 
 
 @dataclass(frozen=True)

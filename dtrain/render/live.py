@@ -37,6 +37,7 @@ class LiveView(StatusLine):
         self._sending_since_s = 0.0
         self._setup_since_s = 0.0
         self._busy = ""
+        self._found: set[Finding] = set()
         self.evaluation: Mapping[str, float] = {}
 
     def __exit__(self, *_: object) -> None:
@@ -60,7 +61,10 @@ class LiveView(StatusLine):
         self._show("waiting for GPUs")
 
     def found(self, finding: Finding) -> None:
-        print_finding(self._console, finding)
+        """Said once: a launch that waits for GPUs looks again and again."""
+        if finding not in self._found:
+            self._found.add(finding)
+            print_finding(self._console, finding)
 
     def planned(self, job: str, plan: LaunchPlan) -> None:
         print_plan(self._console, plan, job)

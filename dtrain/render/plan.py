@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dtrain.plan import LaunchPlan, NodePlan, counted
+from dtrain.plan import LaunchPlan, NodePlan, at_port, counted
 from dtrain.render.ranges import collapsed, ranges
 from dtrain.render.shell import print_text
 from dtrain.shell_words import visible
@@ -89,7 +89,7 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         yield f"setup {_hanging(plan.setup)}"
     port = "<port>" if plan.master_port is None else plan.master_port
     lease = "detached: no lease" if plan.lease_s is None else f"lease {plan.lease_s:g} s"
-    yield f"rendezvous {plan.master_address}:{port}   grace {plan.grace_s:g} s   {lease}"
+    yield f"rendezvous {at_port(plan.master_address, port)}   grace {plan.grace_s:g} s   {lease}"
 
 
 def _by_node(nodes: Sequence[NodePlan], told: Callable[[NodePlan], str | None]) -> Iterator[str]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.cluster import Workspace
+from tests.cluster import PLACE, Workspace
 from tests.lan import DIR, Lan, Node
+from tests.nvidia import Gpus
+from tests.ssh import write_user_files
 
 pytestmark = [pytest.mark.net, pytest.mark.root]
 
@@ -156,6 +160,27 @@ def mounted(node: Node, folder: str, size: str) -> Iterator[None]:
 
 
 @contextmanager
+def six(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    """The network between the nodes has IPv6 alone; what else they have does not."""
+    network = ipaddress.IPv6Network("fd77::/64")
+    changed = [(node.run, node.address, network[11 + i], "eth0") for i, node in enumerate(lan.nodes)]
+    hosts = [replace(host, address=str(address)) for host, (_, _, address, _) in zip(lan.hosts(), changed, strict=True)]
+    write_user_files(workspace.root / "home", lan.user_key, hosts)
+    subprocess.run(("ip", "address", "add", f"{network[1]}/64", "dev", lan.bridge, "nodad"), check=True)
+    length = lan.network.prefixlen
+    for run, old, new, interface in changed:
+        run("ip", "address", "del", f"{old}/{length}", "dev", interface)
+        run("ip", "address", "add", f"{new}/64", "dev", interface, "nodad")
+    try:
+        yield
+    finally:
+        for run, old, new, interface in changed:
+            run("ip", "address", "del", f"{new}/64", "dev", interface)
+            run("ip", "address", "add", f"{old}/{length}", "dev", interface)
+        subprocess.run(("ip", "address", "del", f"{network[1]}/64", "dev", lan.bridge), check=True)
+
+
+@contextmanager
 def nothing(lan: Lan, workspace: Workspace) -> Iterator[None]:
     yield
 
@@ -270,6 +295,93 @@ def test_a_launch_finds_what_differs_and_can_be_told_to_go_on(lan: Lan, workspac
         assert refused.code == 78 and "n2: torch 2.12.0, n1 has 2.13.0" in refused.err, refused.err
         assert "preflight: {ignore: [torch-differs]} goes on" in refused.err and "started" not in refused.err
         assert workspace.dtrain("launch", job, "--set", "preflight.ignore=[torch-differs]").code == 0
+
+
+def test_what_an_earlier_job_left_is_ended_and_told(lan: Lan, workspace: Workspace) -> None:
+    """Its agents and guards on two nodes were killed, and it had started daemons. Whoever comes to a node first says so."""
+    stay = "import subprocess, sys, time\nsubprocess.Popen(['setsid', 'sleep', '600'])\nprint('ready', flush=True)\ntime.sleep(600)\n"
+    workspace.write("stay.py", stay)
+    launch = workspace.start("launch", workspace.write("job.yaml", "launcher: none\nscript: stay.py\ncluster: lan.yaml\n"))
+    workspace.until(lambda: workspace.printed("ready") == 3, "the workers")
+    job = workspace.status()["job"]
+    launch.kill()
+    launch.communicate()
+    n1, *others = lan.nodes
+    workspace.until(lambda: not any(" -c " in said for node in others for said in node.processes().values()), "the sessions to end")
+    for signal_name in ("-STOP", "-KILL"):  # else the second hears of the first one's end, and ends what is its own
+        for node in others:
+            node.within("kill", signal_name, *(str(pid) for pid, command in node.processes().items() if " guard " in command))
+    workspace.until(lambda: not n1.processes(), "the node that is well to stop", timeout_s=30)
+    assert all([*node.processes().values()] == ["sleep 600"] for node in others), lan.processes()
+    told = f"warning left-over\n  {{}}: job {job} had left 1 process running, now ended\n"
+    checked = workspace.dtrain("check", "lan.yaml", "--nodes", "n1,n2")
+    assert checked.code == 0 and told.format("n2") in checked.out and "sleep 600" not in others[0].processes().values(), checked.out
+    workspace.write("next.py", "")
+    launched = workspace.dtrain("launch", workspace.write("next.yaml", "launcher: none\nscript: next.py\ncluster: lan.yaml\n"))
+    assert launched.code == 0 and told.format("n3") in launched.err and launched.err.count("left-over") == 1, launched.err
+    assert "left-over" not in workspace.dtrain("check", "lan.yaml").out
+
+
+def test_gpus_that_others_hold_are_named_beside_all_else(workspace: Workspace) -> None:
+    """And beside those that are not there, by Python without torch."""
+    Gpus(workspace, 3).compute(0, os.getpid())
+    workspace.write("gpus.yaml", f"instances: 2\ngpus_per_instance: 1\ndevice: cuda\ndir: {workspace.nodes}\n")
+    four = workspace.dtrain("check", "gpus.yaml", "--set", "cluster.instances=4", "--set", "cluster.python=/usr/bin/python3", "--json")
+    findings = json.loads(four.out)["findings"]
+    assert [(finding["name"], finding["nodes"]) for finding in findings] == [
+        ("torch-missing", ["node0", "node1", "node2", "node3"]),
+        ("gpu-missing", ["node3"]),
+        ("gpu-busy", ["node2"]),
+    ]
+    assert four.code == 78 and f"\n  GPU 0 is held by pid {os.getpid()} of " in findings[2]["text"], findings
+    three = workspace.dtrain("check", "gpus.yaml", "--set", "cluster.instances=3")
+    assert three.code == 75 and three.out.startswith("error gpu-busy\n  node2: 1 GPU wanted, 0 free\n"), three.out
+    two = workspace.dtrain("check", "gpus.yaml", "--ignore", "shm-small", "--ignore", "disk-low")
+    assert re.fullmatch(r"fit: 2 nodes, cluster size 2, meeting at 127\.0\.0\.1:\d+\n", two.out), two.out
+
+
+def test_a_cluster_of_which_no_node_is_there(workspace: Workspace) -> None:
+    workspace.write("gone.yaml", "instances: [one.invalid, two.invalid]\n")
+    result = workspace.dtrain("check", "gone.yaml", "--json")
+    told = json.loads(result.out)
+    assert [(one["name"], one["nodes"]) for one in told["findings"]] == [("unreachable", ["one.invalid"]), ("unreachable", ["two.invalid"])]
+    assert (result.code, told["facts"], told["plan"]) == (69, {}, None)
+
+
+def test_what_several_nodes_say_alike_is_one_finding(workspace: Workspace) -> None:
+    """All are instances of this machine, where the only port is taken."""
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        workspace.write("two.yaml", f"instances: 3\ndevice: cpu\nports: {port}-{port}\ndir: {workspace.nodes}\n")
+        result = workspace.dtrain("check", "two.yaml", "--json")
+    told = json.loads(result.out)
+    assert result.code == 78 and told["plan"] is None
+    (finding,) = told["findings"]
+    assert (finding["name"], finding["nodes"]) == ("no-port", ["node0", "node1", "node2"])
+    assert finding["text"] == f"node0, node1, node2: no port of {port}-{port} is free"
+
+
+def test_a_cluster_with_ipv6_alone(lan: Lan, workspace: Workspace) -> None:
+    workspace.write("place.py", PLACE)
+    job = workspace.write("job.yaml", "script: place.py\ncluster: lan.yaml\n")
+    with six(lan, workspace):
+        fit = workspace.dtrain("check", "lan.yaml", "--ignore", "host-name-loopback")
+        assert re.fullmatch(r"fit: 3 nodes, cluster size 3, meeting at \[fd77::b\]:\d+\n", fit.out), fit.out
+        launch = workspace.dtrain("launch", job)
+        assert launch.code == 0, launch.err
+        told = [json.loads(line[line.index('["') :]) for line in workspace.dtrain("logs").out.splitlines() if '["' in line]
+        assert [(one[0], one[1], one[7]) for one in told] == [(f"n{i}", 3.0, "fd77::b") for i in (1, 2, 3)], told
+
+
+def test_ctrl_c_leaves_nothing(lan: Lan, workspace: Workspace) -> None:
+    """While one node says nothing."""
+    with silent_sshd(lan, workspace):
+        check = workspace.start("check", "lan.yaml")
+        workspace.until(lambda: lan.nodes[0].processes(), "a session")
+        check.send_signal(signal.SIGINT)
+        result = workspace.wait(check, timeout_s=20)
+    assert result.code == 130 and result.err.strip() == "stopped by Ctrl-C" and result.out == "", result
+    workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
 
 
 def test_findings_that_nobody_can_pass_over(workspace: Workspace) -> None:

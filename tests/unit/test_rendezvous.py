@@ -51,6 +51,7 @@ def _tries(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> tuple[
             dialer: Dialed(tuple(answer(dialer, target.node, addresses[target.node, target.address]) for target in some))
             for dialer, some in dials.items()
         },
+        _facts(targets),
     )
 
 
@@ -240,6 +241,22 @@ def _fault(targets: Mapping[str, tuple[Address, ...]], answer: Answer) -> list[s
     assert failed.value.exit_code == 78
     assert failed.value.hint is not None and "ports:" in failed.value.hint and "network:" in failed.value.hint
     return failed.value.message.splitlines()
+
+
+def test_a_node_of_the_other_family() -> None:
+    """Its kernel says that there is no route, or knows no such family at all."""
+    targets = {"n1": (LO, _eth(1)), "n2": (LO, Address("eth0", "fd00::2", 64, 1000)), "n3": (LO, _eth(3))}
+
+    def answer(dialer: str, node: str, address: Address) -> str:
+        if address == LO:
+            return "refused"
+        return "no route" if "n2" in (dialer, node) else ""
+
+    assert _fault(targets, answer) == [
+        "n2: reaches no other node: n3 at 10.0.0.3:29500 (eth0): no IPv4 address to dial from; "
+        "n1 at 10.0.0.1:29500 (eth0): no IPv4 address to dial from",
+        "n2: not reached at [fd00::2]:29500 (eth0) from n1, n3: no IPv6 address to dial from",
+    ]
 
 
 def test_a_firewall_before_one_node() -> None:
