@@ -80,12 +80,12 @@ def target_of(kind: Kind, name: str) -> str:
     if not colon:
         close = difflib.get_close_matches(name.lower(), targets, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"built in: {', '.join(sorted(targets))}; your own is package.module:function"
-        raise TargetError(f"{kind}: there is no built-in '{name}'", hint=hint)
+        raise TargetError(f"{kind}: there is no built-in {name!r}", hint=hint)
     if module.endswith(".py"):
         own = f"{module.removesuffix('.py').replace('/', '.')}:{function}"
-        raise TargetError(f"{kind}: '{name}' names a file, and a module is wanted", hint=f"write {own}")
+        raise TargetError(f"{kind}: {name!r} names a file, and a module is wanted", hint=f"write {own}")
     if not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise TargetError(f"{kind}: '{name}' is not of the form package.module:function", hint="for example my_task:build")
+        raise TargetError(f"{kind}: {name!r} is not of the form package.module:function", hint="for example my_task:build")
     return name
 
 
