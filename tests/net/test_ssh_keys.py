@@ -24,6 +24,7 @@ from dtrain.transport import Channel
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh.config import resolve
 from dtrain.transport.ssh.connection import log_in
+from dtrain.transport.ssh.keys import ask_passphrases
 from tests.cluster import Workspace
 from tests.ssh import Sshd, free_port, make_key, write_user_files
 
@@ -109,6 +110,29 @@ def test_a_key_with_a_passphrase_is_for_the_agent(sshd: Sshd, home: Path, agent:
         _open()
     with pytest.raises(AccessDenied, match=r"identity_file .* is not there"):
         _open(identity_file=f"{key}.absent")
+
+
+@pytest.mark.parametrize("named", ["key", "key, its .pub gone", "key.pub", "IdentityFile"])
+def test_a_locked_file_is_used_through_the_agent(sshd: Sshd, home: Path, agent: Path, named: str) -> None:
+    """Before other keys of the agent, more than the server takes; nobody is asked for the passphrase."""
+    key = sshd.user_key
+    wrong = [home / f"wrong{number}" for number in range(6)]
+    for other in wrong:
+        make_key(other)
+    _add(*wrong, key)
+    subprocess.run(("ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", str(key)), check=True, capture_output=True)
+    public = key.with_name(f"{key.name}.pub")
+    _use(sshd, home, str(key) if named == "IdentityFile" else "/nowhere", only=named == "IdentityFile")
+    if named != "key.pub" and named != "key":
+        public.unlink()
+    options = SshOptions(identity_file=None if named == "IdentityFile" else str(public if named == "key.pub" else key))
+    SshTransport("box", "box", options, sys.executable).open(LOGIN_S).close()
+    ask_passphrases([resolve("box", options)])  # it would fail: there is no terminal
+
+
+def test_a_public_half_is_no_key_by_itself(sshd: Sshd, home: Path) -> None:
+    with pytest.raises(AccessDenied, match=r"identity_file .*user_key\.pub is the public half of a key: name the file without \.pub"):
+        _open(identity_file=f"{sshd.user_key}.pub")
 
 
 def test_a_file_that_is_no_key_is_named(sshd: Sshd, home: Path) -> None:

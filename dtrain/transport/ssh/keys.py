@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import functools
 import getpass
 import socket
@@ -16,7 +16,7 @@ from typing import Any
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from paramiko.agent import AgentSSH
+from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
 from dtrain.transport.ssh.config import Route, is_default_key
@@ -24,6 +24,8 @@ from dtrain.transport.ssh.config import Route, is_default_key
 KEY_TRIES = 5  # OpenSSH's server hangs up at the sixth (MaxAuthTries)
 _AGENT_S = 10.0
 _PASSPHRASE_TRIES = 3
+_OPENSSH_BEGIN = "-----BEGIN OPENSSH PRIVATE KEY-----"
+_OPENSSH_MAGIC = b"openssh-key-v1\0"  # PROTOCOL.key of OpenSSH
 
 _keys: dict[str, paramiko.PKey | NoKey] = {}  # by file
 _loading = threading.Lock()  # reading an RSA key takes a fifth of a second: one thread does it, the others wait for that
@@ -47,22 +49,22 @@ class Candidate:
 
 
 def candidates(route: Route) -> Generator[Candidate]:
-    """Files first, in the order of the configuration; then the agent's keys, those of the files before all others."""
-    for file in route.identity_files:
-        yield Candidate(file, functools.partial(_load, file))
-    if route.agent is None:
-        return
-    try:
-        agent = _Agent(route.agent)
-    except (OSError, paramiko.SSHException):  # as ssh does: without an agent there are the files
-        return
-    named = [blob for file in route.identity_files if (blob := _public_half(file)) is not None]
-    try:
-        for key in sorted(agent.get_keys(), key=lambda key: key.asbytes() not in named):
-            if key.asbytes() in named or not route.only_identity_files:
-                yield Candidate(f"{key.comment or key.get_name()} (ssh-agent)", functools.partial(_itself, key))
-    finally:
-        agent.close()
+    """Files in the order of the configuration, those that cannot be read by what the agent holds of them; then its other keys."""
+    with contextlib.ExitStack() as agent:
+        held = functools.cache(lambda: _held(route.agent, agent))
+        had: set[bytes] = set()
+        for file in route.identity_files:
+            key = _read(file)
+            public = key.asbytes() if isinstance(key, paramiko.PKey) else _public_half(file)
+            if isinstance(key, NoKey) and public is not None and public in held():
+                yield Candidate(f"{file} (ssh-agent)", functools.partial(_itself, held()[public]))
+            else:
+                yield Candidate(file, functools.partial(_load, file))
+            had |= {public} if public is not None else set()
+        if not route.only_identity_files:
+            for public, other in held().items():
+                if public not in had:
+                    yield Candidate(f"{other.comment or other.get_name()} (ssh-agent)", functools.partial(_itself, other))
 
 
 def ask_passphrases(routes: Iterable[Route]) -> None:
@@ -85,10 +87,20 @@ def _needed(route: Route) -> list[str]:
     locked = [file for file, key in loaded.items() if isinstance(key, NoKey) and key.is_locked]
     if not locked:
         return []
-    offered = [candidate for candidate in candidates(route) if candidate.label not in loaded]  # by the agent
-    held = {candidate.load().asbytes() for candidate in offered}
-    has_others = bool(offered) or any(isinstance(key, paramiko.PKey) for key in loaded.values())
-    return [file for file in locked if _public_half(file) not in held and (not has_others or not is_default_key(file))]
+    offered = [candidate.label for candidate in candidates(route)]
+    has_others = any(not isinstance(loaded.get(label), NoKey) for label in offered)
+    return [file for file in locked if file in offered and (not has_others or not is_default_key(file))]
+
+
+def _held(path: str | None, until: contextlib.ExitStack) -> dict[bytes, AgentKey]:
+    """The keys that an agent can sign with for so long, by their public half."""
+    if path is None:
+        return {}
+    try:
+        agent = until.enter_context(contextlib.closing(_Agent(path)))
+    except (OSError, paramiko.SSHException):  # as ssh does: without an agent there are the files
+        return {}
+    return {key.asbytes(): key for key in agent.get_keys()}
 
 
 def _itself(key: paramiko.PKey) -> paramiko.PKey:
@@ -119,14 +131,38 @@ def _parse(file: str) -> paramiko.PKey | NoKey:
     except TypeError:  # how cryptography says that a passphrase is needed
         return NoKey("has a passphrase; add it to the ssh-agent: ssh-add " + file, is_locked=True)
     except (ValueError, UnknownKeyType, UnsupportedAlgorithm, paramiko.SSHException):
+        if _public_line(file) is not None:
+            return NoKey("is the public half of a key: name the file without .pub, or add that one to the ssh-agent")
         return NoKey("is not a private key of a kind that works here (Ed25519, ECDSA, RSA)")
 
 
 def _public_half(file: str) -> bytes | None:
+    """As ssh finds it: the file is one itself, one is beside it, or the file says it in front of what its passphrase locks."""
+    return _public_line(file) or _public_line(file + ".pub") or _public_in_private(file)
+
+
+def _public_line(file: str) -> bytes | None:
     try:
-        return base64.b64decode(Path(file + ".pub").read_text().split()[1])
-    except (OSError, ValueError, IndexError, binascii.Error):
+        kind, text = Path(file).read_text().split()[:2]
+        blob = base64.b64decode(text)
+    except (OSError, ValueError):
         return None
+    return blob if paramiko.Message(blob).get_string() == kind.encode() else None
+
+
+def _public_in_private(file: str) -> bytes | None:
+    try:
+        pem = Path(file).read_text().partition(f"{_OPENSSH_BEGIN}\n")[2].partition("-")[0]
+        data = base64.b64decode(pem)
+    except (OSError, ValueError):
+        return None
+    if not data.startswith(_OPENSSH_MAGIC):
+        return None
+    fields = paramiko.Message(data[len(_OPENSSH_MAGIC) :])
+    for _ in ("cipher", "way from the passphrase to its key", "options of that"):
+        fields.get_string()
+    fields.get_int()  # number of keys, which is 1
+    return fields.get_string()
 
 
 class _Agent(AgentSSH):
