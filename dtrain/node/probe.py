@@ -101,6 +101,7 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
     searched = environ.get("PATH", os.defpath)
     path = shutil.which(os.path.expanduser(python), path=searched)
     if path is None:
+        _refuse_folder(python)
         raise _no_python(f"there is no Python at {python}" if "/" in python else f"there is no {python} on its PATH, {searched}")
     asked = subprocess.Popen(
         [path, "-c", _ASK_PYTHON],
@@ -125,8 +126,17 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
     return told
 
 
-def _no_python(text: str) -> Refused:
-    return Refused(Failed("setup", text, "set python: in the cluster file to one that has torch", "python-missing"))
+def _refuse_folder(python: str) -> None:
+    """Where `python` names the folder of a virtual environment, or its bin, instead of the interpreter there."""
+    folder = os.path.expanduser(python)
+    if "/" in python and os.path.isdir(folder):
+        there = next((end for end in ("python", "bin/python") if shutil.which(os.path.join(folder, end))), None)
+        hint = None if there is None else f"write python: {os.path.join(python, there)}"
+        raise _no_python(f"{python} is a folder, and no Python", hint)
+
+
+def _no_python(text: str, hint: Optional[str] = None) -> Refused:
+    return Refused(Failed("setup", text, hint or "set python: in the cluster file to one that has torch", "python-missing"))
 
 
 def _mpi_daemon(mpirun: Optional[str]) -> str:

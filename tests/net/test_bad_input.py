@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -103,6 +104,11 @@ def test_torch_missing_in_the_nodes_python(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", job)
     assert result.code == 78
     assert "there is no Python at" in result.err
+    for folder in ("bare", "bare/bin/"):
+        job.write_text(re.sub("python: .*}", f"python: {workspace.root}/{folder}}}", job.read_text()))
+        result = workspace.dtrain("launch", job)
+        assert result.code == 78 and f"{workspace.root}/{folder} is a folder, and no Python" in result.err
+        assert f"hint: write python: {bare}/bin/python\n" in result.err
     assert workspace.dtrain("status").err == "no job was launched from here yet\n"
 
 

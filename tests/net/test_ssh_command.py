@@ -30,7 +30,7 @@ def test_every_shell_passes_it_on(shell: str) -> None:
     assert ran.stdout == MAGIC + b'it runs: "$HOME" what follows', ran.stderr
 
 
-@pytest.mark.parametrize("python", ["", "/nowhere/python", "python3", "a name; with $(odd) 'things'", "/bin/false"])
+@pytest.mark.parametrize("python", ["", "/nowhere/python", "python3", "a name; with $(odd) 'things'", "/usr/bin", "/bin/false"])
 def test_another_python_will_do(python: str) -> None:
     ran = _run("/bin/sh", python)
     if python == "/bin/false":  # it is there and starts: what it says is the answer

@@ -24,7 +24,7 @@ from dtrain.transport.ssh.keys import ask_passphrases
 COMMAND = (
     '/bin/sh -c \'IFS= read -r p; for p in "$p" python3 /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python'
     " python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do"
-    ' command -v "$p" >/dev/null 2>&1 || continue;'
+    ' p=$(command -v "$p" 2>/dev/null) && [ -f "$p" ] || continue;'  # a folder of that name is none
     f' "$p" -I -S -c "{STAGE0}"; r=$?; [ $r = {OLD_PYTHON} ] || exit $r;'
     " done; echo no Python of version 3.9 or newer was found; exit 127'"
 )
