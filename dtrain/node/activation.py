@@ -20,6 +20,7 @@ _POLL_S = 0.02
 _DRAIN_S = 0.5  # for what it printed last; what it left running may hold the pipe open
 _SHOWN_CHARACTERS = 2000
 _SHOWN_LINES = 20
+_NO_PROGRAM = 126  # bash's exit code where a command is a folder, or a file that may not be executed
 _CONDA = re.compile(r"(?:\bconda|\bmamba|\bsource|(?:^|\s)\.)\s+activate\b[ \t]*([^\s;&|]*)")
 _NO_CONDA = ("conda init", "conda: command not found", "mamba: command not found", "activate: No such file")
 _CONDA_PROGRAM = re.compile(r"(/[^\s'\":]*)/(?:bin|condabin)/conda\b")
@@ -63,7 +64,7 @@ def activated(text: str, is_gone: Callable[[], bool], timeout_s: float = TIMEOUT
         raise _refused(f"activate did not end within {timeout_s:g} s", text, said.text(), "it gets no input, and must end by itself")
     if process.returncode != 0:
         code = process.returncode if process.returncode > 0 else 128 - process.returncode
-        raise _refused(f"activate failed with exit code {code}", text, said.text(), _hint(text, said.text()))
+        raise _refused(f"activate failed with exit code {code}", text, said.text(), _hint(text, said.text(), code))
     if not whole.endswith(b"\0"):
         raise _refused("activate ended before it was through", text, said.text(), "it must not exit, nor exec another program")
     variables = (os.fsdecode(variable).partition("=") for variable in whole[:-1].split(b"\0"))
@@ -105,7 +106,9 @@ def _refused(what: str, text: str, printed: str, hint: str) -> Refused:
     return Refused(wire.Failed("setup", "\n  ".join((f"{what}:", *text.strip().splitlines(), *said)), hint, "activate-failed"))
 
 
-def _hint(text: str, printed: str) -> str:
+def _hint(text: str, printed: str, code: int) -> str:
+    if code == _NO_PROGRAM and (line := _sourced(text.strip())):
+        return f"that is no line for bash: write `activate: {line}`"
     asked = _CONDA.search(text)
     if asked is None or not any(sign in printed for sign in _NO_CONDA):
         return "log in there, and type it into `bash -l`"
@@ -113,6 +116,13 @@ def _hint(text: str, printed: str) -> str:
     line = f"source {base or 'BASE'}/bin/activate {asked[1]}".rstrip()
     where = "" if base else ", BASE being what `conda info --base` says there"
     return f"conda is set up for shells that somebody types into alone: write `activate: {line}`{where}"
+
+
+def _sourced(path: str) -> Optional[str]:
+    """What was meant by the path of an environment, or of its script, alone."""
+    home, ends = os.path.expanduser("~"), ("", "activate", "bin/activate")
+    found = next((end for end in ends if os.path.isfile(os.path.join(home, os.path.expanduser(path), end).rstrip("/"))), None)
+    return None if found is None else f"source {os.path.join(path, found)}".rstrip("/")
 
 
 def _conda_base() -> Optional[str]:

@@ -109,3 +109,12 @@ def test_conda_that_is_not_set_up_here_is_shown_the_way_round(home: Path) -> Non
     assert "source BASE/bin/activate train`, BASE being" in refused("conda activate train")[1]
     (home / ".bash_profile").write_text("conda() { echo EnvironmentNameNotFound; return 1; }\n")
     assert "bash -l" in refused("conda activate train")[1]
+
+
+@pytest.mark.parametrize("path", ["./env", "~/env/", "{home}/env/bin", "env/bin/activate"])
+def test_a_path_alone_is_no_line(home: Path, path: str) -> None:
+    (home / "env/bin").mkdir(parents=True)
+    (home / "env/bin/activate").write_text("export ACTIVE=1\n")
+    told, hint = refused(path.format(home=home))
+    assert "activate failed with exit code 126" in told
+    assert run(hint.partition("activate: ")[2].rstrip("`"))["ACTIVE"] == "1", hint
