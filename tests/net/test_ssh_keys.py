@@ -218,6 +218,12 @@ def test_bastions_in_a_chain_and_many_nodes_behind_them(workspace: Workspace, ho
         server.close()
 
 
+def test_a_port_that_the_bastion_cannot_reach(sshd: Sshd, home: Path) -> None:
+    options = SshOptions(proxy_jump="box", port=free_port())
+    with pytest.raises(NodeUnreachable, match=rf"the bastion box does not get through to 127.0.0.1 port {options.port}: connect failed\n"):
+        SshTransport("behind", "127.0.0.1", options, sys.executable).open(LOGIN_S)
+
+
 def test_an_ipv6_address(workspace: Workspace, home: Path) -> None:
     server = Sshd(workspace.root / "sshd", extra=("ListenAddress ::1",))
     try:

@@ -105,6 +105,8 @@ def words(error: BaseException) -> str:
     """An error of a library in words; many have none."""
     if isinstance(error, DtrainError):
         return error.message
+    if isinstance(error, paramiko.ChannelException):
+        return error.text.lower()
     if isinstance(error, EOFError):
         return "the other side hung up"
     if isinstance(error, TimeoutError):
