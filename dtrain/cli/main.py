@@ -32,7 +32,7 @@ _COMMANDS = {
     "schema": ("dtrain.cli.schema", "Print the JSON Schema of job and cluster files."),
     "benchmark-allreduce": ("dtrain.cli.benchmark_allreduce", "Measure allreduce between all workers."),
 }
-_ENDS_BY_CTRL_C = {"check", "launch", "benchmark-allreduce"}  # what they do: no job goes on behind them
+_ENDS_BY_CTRL_C = {"check", "init", "launch", "schema", "benchmark-allreduce"}  # what they do: no job goes on behind them
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
         error.show(sys.stderr)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped by Ctrl-C" if _ENDS_BY_CTRL_C & set(argv[:1]) else "left by Ctrl-C; the job goes on", err=True)
+        click.echo("stopped by Ctrl-C" if _ENDS_BY_CTRL_C & set(argv[:1]) else "left by Ctrl-C; a job that runs goes on", err=True)
         return CTRL_C
     except SystemExit as ended:  # by a TERM
         return ended.code if isinstance(ended.code, int) else DtrainError.exit_code
