@@ -46,9 +46,7 @@ def judge(
     """
     lacking = {} if brings_torch else {node: one.python for node, one in facts.items() if not one.torch_version}
     found = [
-        Finding(
-            "torch-missing", nodes, f"{listed(nodes)}: torch is not installed for {python}", f"{python} -m pip install torch, or {_PYTHON}"
-        )
+        Finding("torch-missing", nodes, f"{listed(nodes)}: torch is not installed for {python}", f"{_install(python)}, or {_PYTHON}")
         for python, nodes in _by_value(lacking).items()
     ]
     found += [
@@ -101,6 +99,13 @@ def contradictions(env: Mapping[str, str], addresses: Mapping[str, Address]) -> 
             }
             found += _by_text("env-contradicts", others)
     return tuple(found)
+
+
+def _install(python: str) -> str:
+    if not python.startswith("/usr/bin/"):
+        return f"{python} -m pip install torch"
+    # into the system's own pip may not install (PEP 668)
+    return f"{python} -m venv ~/train && ~/train/bin/pip install torch, and write python: ~/train/bin/python in the cluster file"
 
 
 def _differs(name: str, what: str, values: Mapping[str, str]) -> list[Finding]:

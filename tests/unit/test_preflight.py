@@ -73,6 +73,13 @@ def test_a_machine_with_too_little(changed: dict[str, Any], name: str, text: str
     assert told(cluster(4, n2=replace(FACTS, machine=replace(MACHINE, **changed)))) == [(name, text)]
 
 
+@pytest.mark.parametrize(("python", "line"), [("/usr/bin/python3", "-m venv ~/train && ~/train/bin/pip"), ("/v/bin/python", "-m pip")])
+def test_how_to_install_torch(python: str, line: str) -> None:
+    """The system's own Python may refuse pip (PEP 668)."""
+    (finding,) = judge({"n1": replace(FACTS, torch_version="", python=python)}, {})
+    assert (finding.cure or "").startswith(f"{python} {line} install torch, ")
+
+
 def test_what_is_enough() -> None:
     fit = replace(MACHINE, has_infiniband=True, limits=Limits(None, None, None), name_means=("127.0.1.1", "10.0.0.1"))
     assert told(cluster(2, n2=replace(FACTS, machine=fit))) == []
