@@ -74,6 +74,10 @@ KINDS = {
     "driver-differs": _warning("the nodes have several versions of the GPU driver", "bring them to the same version"),
     "gpu-model-differs": _warning("the GPUs are of several models; the slowest sets the pace", "leave the slower ones out with --exclude"),
     # ---- of one node, which can run the job ----
+    "no-gpu": _warning(
+        "a machine that has to give GPUs has none: its workers run on CPUs",
+        "device: cuda refuses that, and device: cpu says that it is meant",
+    ),
     "left-over": _warning(
         "processes of an earlier job whose agent and guard were killed; they have been ended, and dtrain status tells of the job",
         "nothing; where it happens again, look for what kills the user's processes there",

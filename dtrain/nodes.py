@@ -16,7 +16,7 @@ from dtrain.findings import Finding
 from dtrain.link import LOGIN_S, Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, python_of
-from dtrain.preflight import judge
+from dtrain.preflight import judge, no_gpus
 from dtrain.spec import ClusterSpec, Instance, JobSpec
 from dtrain.trainers.config import TrainerConfig
 
@@ -99,13 +99,15 @@ def _close(links: Mapping[str, Link]) -> None:
 
 def judge_nodes(spec: JobSpec, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
     """What all that they said together says against the job."""
-    return judge(
-        {node: one.facts for node, one in probed.items()},
+    facts = {node: one.facts for node, one in probed.items()}
+    judged = judge(
+        facts,
         {node: one.clock_offset_s for node, one in probed.items()},
         is_trainer=isinstance(spec.run, TrainerConfig),
         brings_torch=spec.setup is not None,
         is_one_machine=len(spec.cluster.instances) == 1 or all(instance.host is None for instance in spec.cluster.instances),
     )
+    return (*judged, *no_gpus(spec.cluster, facts))
 
 
 def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:

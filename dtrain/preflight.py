@@ -8,6 +8,9 @@ from ipaddress import ip_address
 
 from dtrain.findings import KINDS, Finding, listed
 from dtrain.node.wire import Address, NodeFacts
+from dtrain.plan import counted
+from dtrain.spec import ClusterSpec
+from dtrain.spec.cluster import CPU_WORKERS
 
 _CLOCK_S = 60.0
 _SHM_BYTES = 256 << 20  # Docker gives 64 MiB
@@ -84,6 +87,23 @@ def judge(
         "host-name-loopback": {node: text for node, one in facts.items() if not is_one_machine and (text := _name(one))},
     }
     return (*found, *(finding for name, texts in alone.items() for finding in _by_text(name, texts)))
+
+
+def no_gpus(cluster: ClusterSpec, facts: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:
+    """Machines that get CPU workers where nobody said so: a number was asked of them, or others have GPUs.
+
+    Those that this machine plays are there to try things with.
+    """
+    if cluster.device != "auto":
+        return ()
+    some_have = any(one.gpus for one in facts.values())
+    without = {
+        instance.name: f"no GPU; it gets {counted(CPU_WORKERS if instance.gpus == 'auto' else instance.gpus, 'CPU worker')}"
+        for instance in cluster.instances
+        if instance.host is not None and not isinstance(instance.gpus, tuple)
+        if instance.name in facts and not facts[instance.name].gpus and (some_have or instance.gpus != "auto")
+    }
+    return tuple(_by_text("no-gpu", without))
 
 
 def contradictions(env: Mapping[str, str], addresses: Mapping[str, Address]) -> tuple[Finding, ...]:

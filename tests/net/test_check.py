@@ -229,6 +229,9 @@ FAULTS = {
     "another mpi": Fault(
         other_mpi, "mpi-unfit", r"n2: \S+ is not Open MPI; it calls itself HYDRA", job="launcher: mpirun\nscript: train.py"
     ),
+    "GPUs that are asked for": Fault(
+        nothing, "no-gpu", r"n1, n2, n3: no GPU; it gets 2 CPU workers", 0, cluster={"device": "auto", "gpus_per_instance": "2"}
+    ),
     "an interface that env contradicts": Fault(
         nothing, "env-contradicts", r"n1, n2, n3: env says GLOO_SOCKET_IFNAME=docker0, and the others reach it over eth0", 0,
         job="script: train.py\nenv: {GLOO_SOCKET_IFNAME: docker0}",

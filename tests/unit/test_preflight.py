@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from dtrain.bench.config import AllreduceConfig
 from dtrain.findings import KINDS, Finding
 from dtrain.node.machine import kill_user_processes
 from dtrain.node.wire import Gpu, LeftOver, Limits, NodeFacts
-from dtrain.preflight import TESTED_TORCH, judge
+from dtrain.preflight import TESTED_TORCH, judge, no_gpus
 from dtrain.render.live import LiveView
+from dtrain.spec import benchmark_job
 from tests.facts import FACTS, MACHINE
 
 
@@ -71,6 +73,23 @@ def test_only_what_differs_from_the_majority_is_told(changed: dict[str, Any], na
 )
 def test_a_machine_with_too_little(changed: dict[str, Any], name: str, text: str) -> None:
     assert told(cluster(4, n2=replace(FACTS, machine=replace(MACHINE, **changed)))) == [(name, text)]
+
+
+@pytest.mark.parametrize(
+    ("cluster_file", "told"),
+    [
+        ("instances: [n1, n2]\ngpus_per_instance: 8", ["n1, n2: no GPU; it gets 8 CPU workers"]),
+        ("instances: [n1, n3]", ["n1: no GPU; it gets 2 CPU workers"]),
+        ("instances: [n1, n2]", []),
+        ("instances: [n1, n2]\ngpus_per_instance: 8\ndevice: cpu", []),
+        ("instances: 2\ngpus_per_instance: 2", []),
+    ],
+)
+def test_cpus_where_gpus_were_meant(cluster_file: str, told: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(cluster_file)
+    spec = benchmark_job(tmp_path / "cluster.yaml", AllreduceConfig())
+    facts = {one.name: FACTS if one.name == "n3" else replace(FACTS, gpus=()) for one in spec.cluster.instances}
+    assert [finding.text for finding in no_gpus(spec.cluster, facts)] == told
 
 
 @pytest.mark.parametrize(("python", "line"), [("/usr/bin/python3", "-m venv ~/train && ~/train/bin/pip"), ("/v/bin/python", "-m pip")])
