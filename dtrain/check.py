@@ -14,7 +14,7 @@ from dtrain.launchers import NodeCommand, node_commands
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.node.wire import NodeFacts
 from dtrain.nodes import Probed, connect_and_probe, judge_nodes, prove
-from dtrain.plan import LaunchPlan, Rendezvous, counted, gpu_faults, make_plan
+from dtrain.plan import LaunchPlan, Rendezvous, gpu_faults, make_plan
 from dtrain.preflight import contradictions
 from dtrain.spec import JobSpec
 from dtrain.sync import check_is_sent
@@ -56,8 +56,7 @@ def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -
     check_is_sent(spec)
     targets = tuple(Target(instance, spec.cluster.dir, f"check-{token_hex(4)}", spec.name) for instance in spec.cluster.instances)
     make_ready_for(targets)
-    progress.step(f"asking {counted(len(targets), 'node')}")
-    links, probed = connect_and_probe(targets, LOGIN_S)
+    links, probed = connect_and_probe(targets, progress.step, LOGIN_S)
     try:
         facts = {node: one.facts for node, one in probed.results.items()}
         failed: list[DtrainError] = [*probed.errors.values(), *_launcher_faults(spec, facts)]

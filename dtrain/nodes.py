@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -12,15 +12,16 @@ from typing import Generic, TypeVar
 
 from dtrain import rendezvous
 from dtrain.errors import DtrainError, NodesBusy
-from dtrain.findings import Finding
+from dtrain.findings import Finding, listed
 from dtrain.link import LOGIN_S, Link, Target
 from dtrain.node import wire
-from dtrain.plan import Rendezvous, python_of
+from dtrain.plan import Rendezvous, counted, python_of
 from dtrain.preflight import judge, no_gpus
 from dtrain.spec import ClusterSpec, Instance, JobSpec
 from dtrain.trainers.config import TrainerConfig
 
 _AT_ONCE = 64
+_SLOW_S, _LOOK_S = 2.0, 1.0  # until those that do not answer are named; between two looks at who they are
 _T = TypeVar("_T")
 
 
@@ -44,8 +45,14 @@ class Probed:
     clock_offset_s: float  # how far its clock is ahead of ours, at least; negative: behind
 
 
-def connect(targets: Sequence[Target], within_s: float = LOGIN_S) -> Outcomes[Link]:
-    """A link to each node, which whoever asks for it closes."""
+def connect(targets: Sequence[Target], step: Callable[[str], None], within_s: float = LOGIN_S) -> Outcomes[Link]:
+    """A link to each node, which whoever asks for it closes.
+
+    Args:
+        step: is told what is waited for.
+    """
+    connecting = f"connecting to {counted(len(targets), 'node')}"
+    step(connecting)
     links: dict[str, Link] = {}
 
     def reach(target: Target) -> Link:
@@ -53,26 +60,37 @@ def connect(targets: Sequence[Target], within_s: float = LOGIN_S) -> Outcomes[Li
         return links[target.node]
 
     try:
-        return outcomes([(target.node, partial(reach, target)) for target in targets])
+        return outcomes(
+            [(target.node, partial(reach, target)) for target in targets],
+            waiting=lambda nodes: step(f"{connecting}: waiting for {listed(nodes)}"),
+        )
     except BaseException:
         _close(links)
         raise
 
 
-def connect_and_probe(targets: Sequence[Target], within_s: float) -> tuple[dict[str, Link], Outcomes[Probed]]:
+def connect_and_probe(targets: Sequence[Target], step: Callable[[str], None], within_s: float) -> tuple[dict[str, Link], Outcomes[Probed]]:
     """Both at once, so that who answers is asked while others are still waited for; also for mpirun, whatever the launcher is.
+
+    Args:
+        step: is told what is waited for.
 
     Returns:
         Links to the nodes that were reached, which whoever asks for them closes, and what they said.
     """
     links: dict[str, Link] = {}
+    asking = f"asking {counted(len(targets), 'node')}"
+    step(asking)
 
     def ask(target: Target) -> Probed:
         links[target.node] = Link.open(target, within_s)
         return _ask(target.instance, links[target.node], mpi=True)
 
     try:
-        return links, outcomes([(target.node, partial(ask, target)) for target in targets])
+        return links, outcomes(
+            [(target.node, partial(ask, target)) for target in targets],
+            waiting=lambda nodes: step(f"{asking}: waiting for {listed(nodes)}"),
+        )
     except BaseException:
         _close(links)
         raise
@@ -142,11 +160,22 @@ def on_all(links: Mapping[str, Link], work: Callable[[str, Link], _T], at_once: 
     return outcomes([(node, partial(work, node, link)) for node, link in links.items()], at_once).all()
 
 
-def outcomes(work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _AT_ONCE) -> Outcomes[_T]:
-    """The results and the errors of work on several nodes at the same time."""
+def outcomes(
+    work: Sequence[tuple[str, Callable[[], _T]]], at_once: int = _AT_ONCE, waiting: Callable[[Sequence[str]], None] | None = None
+) -> Outcomes[_T]:
+    """The results and the errors of work on several nodes at the same time.
+
+    Args:
+        waiting: is told for which nodes, after a while and then every second.
+    """
     pool = ThreadPoolExecutor(max(1, min(at_once, len(work))))
     try:
         futures = [(node, pool.submit(task)) for node, task in work]
+        if waiting is not None:
+            pause_s = _SLOW_S
+            while left := wait([future for _, future in futures], pause_s).not_done:
+                waiting([node for node, future in futures if future in left])
+                pause_s = _LOOK_S
         errors = {node: error for node, future in futures if (error := future.exception()) is not None}
     finally:  # after Ctrl-C nobody waits for those that are under way; closing their links ends them
         pool.shutdown(wait=False, cancel_futures=True)

@@ -24,7 +24,7 @@ from dtrain.launchers import NodeCommand, node_commands, plan_json
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
 from dtrain.nodes import Probed, connect, judge_nodes, on_all, probe, prove
-from dtrain.plan import LaunchPlan, counted, make_plan
+from dtrain.plan import LaunchPlan, make_plan
 from dtrain.preflight import contradictions
 from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec
@@ -94,8 +94,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
     make_ready_for(targets)
-    progress.step(f"connecting to {counted(len(targets), 'node')}")
-    reached = connect(targets)
+    reached = connect(targets, progress.step)
     links = reached.results
     try:
         reached.all()

@@ -16,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import AccessDenied, NodeUnreachable
 from dtrain.link import LOGIN_S
 from dtrain.node import wire
+from dtrain.nodes import connect
+from dtrain.spec import benchmark_job
 from dtrain.spec.cluster import SshOptions
+from dtrain.start import targets_of
 from dtrain.transport import Channel
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh.config import resolve
@@ -278,6 +282,20 @@ def test_who_does_not_answer_is_named_and_holds_up_no_other(workspace: Workspace
             assert "start-up file" in (refused.value.hint or "")
     finally:
         waits.close()
+
+
+def test_who_has_not_answered_yet_is_named(workspace: Workspace, sshd: Sshd) -> None:
+    steps: list[str] = []
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        text = f"instances: [box, {{host: 127.0.0.1, ssh: {{port: {silent.getsockname()[1]}}}}}]\ndir: {workspace.nodes}\n"
+        cluster = benchmark_job(workspace.write("cluster.yaml", text), AllreduceConfig()).cluster
+        reached = connect(targets_of(cluster, "check-0", "check"), steps.append, within_s=6.0)
+    for link in reached.results.values():
+        link.close()
+    assert list(reached.errors) == ["127.0.0.1"]
+    assert (steps[0], steps[-1]) == ("connecting to 2 nodes", "connecting to 2 nodes: waiting for 127.0.0.1")
 
 
 def test_what_finds_a_dead_peer_is_set(sshd: Sshd, home: Path) -> None:
