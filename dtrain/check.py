@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from dtrain.nodes import Probed, connect_and_probe, judge_nodes, prove
 from dtrain.plan import LaunchPlan, Rendezvous, gpu_faults, make_plan
 from dtrain.preflight import contradictions
 from dtrain.spec import JobSpec
-from dtrain.sync import check_is_sent
+from dtrain.sync import check_is_sent, scan_workdir
 
 _JOB_FOLDER = "<job folder>"  # which a launch alone has
 
@@ -43,10 +44,12 @@ class Checked:
         return tuple(finding for finding in self.findings if finding.is_error)
 
 
-def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -> Checked:
-    """Reach, ask and try all nodes of a job as a launch would, and go on with the others where some fail.
+def check(spec: JobSpec, progress: Progress, *, digests: Path, lease_s: float, ignored: Collection[str] = ()) -> Checked:
+    """Read the working directory, and reach, ask and try all nodes of a job as a launch would, and go on with the others where some fail.
 
     Args:
+        digests: folder that keeps digests of files from one launch to the next.
+        lease_s: the plan's, which is a launch's in the foreground.
         ignored: names of findings that count for nothing.
 
     Raises:
@@ -54,12 +57,13 @@ def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -
     """
     make_plan(spec)
     check_is_sent(spec)
+    unsent = _read_workdir(spec, progress, digests)
     targets = tuple(Target(instance, spec.cluster.dir, f"check-{token_hex(4)}", spec.name) for instance in spec.cluster.instances)
     make_ready_for(targets)
     links, probed = connect_and_probe(targets, progress.step, LOGIN_S)
     try:
         facts = {node: one.facts for node, one in probed.results.items()}
-        failed: list[DtrainError] = [*probed.errors.values(), *_launcher_faults(spec, facts)]
+        failed: list[DtrainError] = [*unsent, *probed.errors.values(), *_launcher_faults(spec, facts)]
         judged = judge_nodes(spec, probed.results)
         busy = gpu_faults(spec, facts)
         progress.step("proving the rendezvous")
@@ -81,7 +85,7 @@ def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -
     found = [finding for finding in found if finding.name not in ignored]
     if not any(finding.is_error for finding in found):
         try:
-            plan = make_plan(spec, {node: _as_in_a_launch(spec, one) for node, one in facts.items()}, rendezvous)
+            plan = make_plan(spec, {node: _as_in_a_launch(spec, one) for node, one in facts.items()}, rendezvous, lease_s=lease_s)
             commands = node_commands(spec, plan, "<job>")
         except DtrainError as error:  # what can be told only of all that the nodes said together
             plan = None
@@ -89,6 +93,16 @@ def check(spec: JobSpec, progress: Progress, *, ignored: Collection[str] = ()) -
             found += _found([error], nodes)
     in_order = sorted(found, key=lambda finding: not finding.is_error)
     return Checked(tuple(in_order), probed.results, plan, commands, _exit_code(in_order, errors))
+
+
+def _read_workdir(spec: JobSpec, progress: Progress, digests: Path) -> list[DtrainError]:
+    if spec.sync:
+        progress.step("reading the working directory")
+        try:
+            scan_workdir(spec.workdir, spec.outputs, digests)
+        except DtrainError as error:
+            return [error]
+    return []
 
 
 def _as_in_a_launch(spec: JobSpec, facts: NodeFacts) -> NodeFacts:

@@ -43,6 +43,10 @@ def _warning(cause: str, cure: str) -> Kind:
 
 
 KINDS = {
+    # ---- of the machine that launches ----
+    "workdir-unfit": _error(
+        "the working directory is too large to be sent, or a file of it cannot be read", "name what is not needed in .dtrainignore"
+    ),
     # ---- of one node, which cannot run the job ----
     "unreachable": _error("no login in time: the machine is off, a firewall is between, or its sshd says nothing", "ssh NODE true"),
     "access-refused": _error("the login was refused, or the host key is not the known one", "ssh NODE true must ask for nothing"),

@@ -69,7 +69,9 @@ def scan_workdir(workdir: Path, outputs: str, digests: Path) -> Snapshot:
                 entries.append(TreeEntry(found.path, found.mode, found.size_bytes, digest, found.link, found.folder))
     except OSError as error:
         raise PreflightFailed(
-            f"the working directory cannot be read: {error.filename}: {error.strerror}", hint="name what is not needed in .dtrainignore"
+            f"the working directory cannot be read: {error.filename}: {error.strerror}",
+            hint="name what is not needed in .dtrainignore",
+            finding="workdir-unfit",
         ) from error
     known.save()
     return Snapshot(workdir, tuple(entries), tree.pack(entries))
@@ -145,6 +147,7 @@ def _within_limit(workdir: Path, scan: Iterator[Found]) -> list[Found]:
         raise PreflightFailed(
             f"{workdir} is too large: {_megabytes(total)} or more, where at most {_megabytes(LIMIT_BYTES)} are sent; largest: {largest}",
             hint="name what is not needed in .dtrainignore, or put it where all nodes see it and set sync: false",
+            finding="workdir-unfit",
         )
     return files
 

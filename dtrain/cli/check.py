@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from dtrain import api
 from dtrain.bench.config import AllreduceConfig
 from dtrain.check import Checked, check
 from dtrain.cli.selection import Selecting, selection_options
@@ -22,6 +23,7 @@ from dtrain.render.console import StatusLine
 from dtrain.render.findings import print_facts, print_finding
 from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, Overrides, benchmark_job, is_cluster_file, load_job
+from dtrain.store import Store
 
 
 @click.command("check", cls=Selecting, epilog="Example: dtrain check lab.yaml")
@@ -51,7 +53,7 @@ def command(
     spec = load_job(file, overrides) if is_job else benchmark_job(file, AllreduceConfig(), overrides)
     line = _Line()
     with line:
-        checked = check(spec, line, ignored={*ignore, *spec.preflight.ignore})
+        checked = check(spec, line, digests=Store.default().digests, lease_s=api.LEASE_S, ignored={*ignore, *spec.preflight.ignore})
     if as_json:
         click.echo(json.dumps(_as_data(spec, checked), indent=1))
         return checked.exit_code

@@ -267,7 +267,7 @@ def test_a_cluster_that_is_fit_takes_a_line(lan: Lan, workspace: Workspace) -> N
     workspace.write("train.py", "print('here')\n")
     workspace.write("job.yaml", "script: train.py\ncluster: lan.yaml\npreflight: {ignore: [host-name-loopback]}\n")
     plan = workspace.dtrain("check")
-    assert plan.code == 0 and "warning" not in plan.out, plan.out
+    assert plan.code == 0 and "warning" not in plan.out and "lease 900 s" in plan.out, plan.out
     assert (
         f"rendezvous {lan.nodes[0].address}:" in plan.out
         and "GLOO_SOCKET_IFNAME=eth0" in plan.out

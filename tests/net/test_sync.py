@@ -102,6 +102,8 @@ def test_too_large_a_workdir_is_told_before_anything_connects(workspace: Workspa
     assert result.code == 78, result.err
     assert "is too large: 600 MB or more" in result.err and "largest: data.bin 600 MB" in result.err and "hint: " in result.err
     assert not workspace.nodes.exists()
+    checked = workspace.dtrain("check")
+    assert checked.code == 78 and "error workdir-unfit\n" in checked.out and "not fit: 1 error" in checked.out, checked.out
 
 
 def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
