@@ -19,7 +19,7 @@ from dtrain.findings import Finding
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
 from dtrain.link import Link, Target, make_ready_for
-from dtrain.nodes import outcomes
+from dtrain.nodes import Outcomes, outcomes
 from dtrain.plan import LaunchPlan
 from dtrain.spec import JobSpec, load_job
 from dtrain.start import Progress, start, targets_of
@@ -155,7 +155,7 @@ def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:
     return found, problems if found.job == record.job else {}
 
 
-def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[str, int, int], None]) -> dict[str, tuple[int, int]]:
+def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[str, int, int], None]) -> Outcomes[tuple[int, int]]:
     """Bring the outputs of a job's name home, each node's into a folder of its own.
 
     Args:
@@ -163,10 +163,7 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
         progress: called with node, bytes got and bytes to get.
 
     Returns:
-        For each node, files there now and files that were sent.
-
-    Raises:
-        DtrainError: of some nodes they could not be brought; those of the others are there.
+        For each node, files there now and files that were sent, or why they could not be brought.
     """
     wanted = [target for target in targets(record) if node in (None, target.node)]
     if not wanted:
@@ -194,7 +191,7 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
                 ended.set()
 
     try:
-        return outcomes([(target.node, functools.partial(fetch_from, target)) for target in wanted]).all()
+        return outcomes([(target.node, functools.partial(fetch_from, target)) for target in wanted])
     except BaseException:  # after Ctrl-C nobody waits for a node, but each file that is under way is removed
         leaving.set()
         until_s = time.monotonic() + _LEAVE_S

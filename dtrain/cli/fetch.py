@@ -29,6 +29,7 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     out = console.person()
     with Transfer(out, "fetching") as transfer:
         fetched = api.fetch(record, into, node, transfer.moved)
-    for name, (there, sent) in fetched.items():
+    for name, (there, sent) in fetched.results.items():
         files = f"{counted(there, 'file')} in {into / name}, {sent} of them new" if there else "no outputs yet"
         out.print(f"{name}: {files}", soft_wrap=True)
+    fetched.all()  # it tells of those from which nothing came
