@@ -85,7 +85,7 @@ def check_is_sent(spec: JobSpec) -> None:
     """
     problems = []
     for key, path in _files(spec.run) if spec.sync else ():
-        if os.path.lexists(spec.workdir / path) and (why := _kept_back(spec, os.path.normpath(path))):
+        if os.path.lexists(spec.workdir / path) and (why := kept_back(spec.workdir, spec.outputs, os.path.normpath(path))):
             where = spec.places.get(key, InFile(str(spec.path)))
             problems.append(Problem(where, f"{key}: {path} is not sent to the nodes: {why[0]}", why[1]))
     if problems:
@@ -107,16 +107,16 @@ def _files(run: Run) -> list[tuple[str, str]]:
             return []
 
 
-def _kept_back(spec: JobSpec, path: str) -> tuple[str, str] | None:
+def kept_back(workdir: Path, outputs: str, path: str) -> tuple[str, str] | None:
     """(cause, hint) where a file is none of those that `scan_workdir` finds."""
-    rules = _IgnoreRules(spec.workdir)
+    rules = _IgnoreRules(workdir)
     parts = path.split("/")
     for part in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
-        if part == spec.outputs:
+        if part == outputs:
             return f"{part} is the folder of the job's outputs", "move it, or name another folder with outputs:"
-        is_link = os.path.islink(spec.workdir / part)
+        is_link = os.path.islink(workdir / part)
         if rules.ignore(part, part != path and not is_link):
-            folder, name = os.path.split(spec.workdir / part)
+            folder, name = os.path.split(workdir / part)
             return f"{' or '.join(_IGNORE_FILES)} names {part}", f"write a line !/{name} into {folder}/.dtrainignore"
         if is_link:
             return None  # what is sent is the link

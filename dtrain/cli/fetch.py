@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from dtrain import api
 from dtrain.plan import counted
 from dtrain.render import console
 from dtrain.render.progress import Transfer
-from dtrain.store import Store
+from dtrain.store import JobRecord, Store
+from dtrain.sync import kept_back
 
 
 @click.command("fetch", epilog="Example: dtrain fetch digits --to results")
@@ -32,4 +36,17 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     for name, (there, sent) in fetched.results.items():
         files = f"{counted(there, 'file')} in {into / name}, {sent} of them new" if there else "no outputs yet"
         out.print(f"{name}: {files}", soft_wrap=True)
+    if record.workdir_hash is not None:  # what lies there is sent
+        _warn_of_sending(record, [into / name for name, (there, _) in fetched.results.items() if there], out)
     fetched.all()  # it tells of those from which nothing came
+
+
+def _warn_of_sending(record: JobRecord, folders: Sequence[Path], out: Console) -> None:
+    """Where outputs were brought into the job's workdir, and go to the nodes with its next launch."""
+    workdir = record.workdir.resolve()
+    below = [str(folder.resolve().relative_to(workdir)) for folder in folders if folder.resolve().is_relative_to(workdir)]
+    sent = [folder for folder in below if kept_back(workdir, record.outputs, f"{folder}/file") is None]
+    if sent:
+        ignored = " and ".join(dict.fromkeys(f"/{folder.partition('/')[0]}/" for folder in sent))
+        text = f"the next launch sends these files to the nodes: to keep them here, write {ignored} into {workdir}/.dtrainignore"
+        out.print(Text(text, "yellow"), soft_wrap=True)

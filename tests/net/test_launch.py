@@ -142,6 +142,10 @@ def test_outputs_persist_per_job_name_and_come_home(workspace: Workspace) -> Non
     assert (workspace.workdir / "out/node0/rank0.txt").read_text() == "xx"
     assert (workspace.workdir / "out/node1/rank1.txt").read_text() == "xx"
     assert "0 of them new" in workspace.dtrain("fetch", "keeps").err
+    told = "the next launch sends these files to the nodes: to keep them here, write /got/ into "
+    assert told in workspace.dtrain("fetch", "keeps", "--to", "got/here").err and "the next launch" not in fetched.err
+    workspace.write(".dtrainignore", "/got/\n")
+    assert "the next launch" not in workspace.dtrain("fetch", "keeps", "--to", "got/here").err
     assert workspace.dtrain("launch", job).code == 0  # what was fetched is not sent back
     assert not list(workspace.nodes.glob("jobs/*/*/tree/out/node0"))
 
