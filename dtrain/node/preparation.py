@@ -90,6 +90,9 @@ def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_d
     elif order.workdir is None or not os.path.isdir(order.workdir):
         problem = f"the working directory {order.workdir} is not there"
         raise Refused(wire.Failed("setup", problem, "sync: true sends it to the nodes"))
+    elif order.script is not None and not os.path.exists(os.path.join(order.workdir, order.script)):
+        problem = f"the script {order.script} is not there, in {order.workdir}"
+        raise Refused(wire.Failed("setup", problem, "is that the folder that all nodes share? sync: true sends one from here"))
 
 
 def _watch_listener(watch: wire.Watch) -> socket.socket:

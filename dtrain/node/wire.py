@@ -170,6 +170,7 @@ class Prepare(Message):
     watch: Optional[Watch]  # None where the job has one node
     setup: Optional[str] = None  # lines for bash, which Setup runs
     python: str = ""  # absolute path, whose folder comes first on their PATH
+    script: Optional[str] = None  # has to be there already, in workdir or by an absolute path
     environ: Optional[dict[str, str]] = None  # that of `activate`, which only the node knows; None: the session's own
 
 

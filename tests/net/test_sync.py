@@ -110,6 +110,9 @@ def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("sync: false\nworkdir: /nowhere/shared\nscript: train.py\n"))
     assert result.code == 78, result.err
     assert "node1: the working directory /nowhere/shared is not there" in result.err and "hint: sync: true" in result.err
+    result = workspace.dtrain("launch", workspace.job(f"sync: false\nworkdir: {workspace.root}\nscript: here/train.py\n"))
+    assert result.code == 78, result.err
+    assert f"node1: the script here/train.py is not there, in {workspace.root}" in result.err and "hint: is that the folder" in result.err
     assert not list(workspace.nodes.glob("jobs/*/*"))
 
 
