@@ -55,6 +55,8 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
             _lay_out(order, folder, trees, node_dir.outputs(about.name, about.node))
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)  # of a full disk above all
+            with contextlib.suppress(OSError):  # another node of the job is this machine too
+                os.rmdir(os.path.dirname(folder.path))
             raise
         watch_port, watch_fd = 0, -1
         if order.watch is not None and order.watch.node == order.watch.first:

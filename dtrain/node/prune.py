@@ -11,8 +11,11 @@ from dtrain.node.folder import JobFolder, NodeDir
 NUM_KEPT = 20  # jobs
 
 
-def prune(node_dir: NodeDir) -> None:
-    """Remove old jobs and the contents that only they used; nothing while somebody else is at it, or brings a tree.
+def prune(node_dir: NodeDir, kept_tree: str = "") -> None:
+    """Remove old jobs and the contents that no job uses; nothing while somebody else is at it, or brings a tree.
+
+    Args:
+        kept_tree: that no job has yet.
 
     Killed at any point, it leaves nothing that the next time does not remove.
     """
@@ -25,7 +28,8 @@ def prune(node_dir: NodeDir) -> None:
             _take_away(node_dir, job)
         for job in _names(node_dir.removed):
             _delete(os.path.join(node_dir.removed, job))
-        node_dir.trees().collect({folder.used_tree() for job in _names(node_dir.jobs) for folder in _folders(node_dir, job)})
+        used = {folder.used_tree() for job in _names(node_dir.jobs) for folder in _folders(node_dir, job)}
+        node_dir.trees().collect(used | {kept_tree})
     finally:
         os.close(lock)
 

@@ -80,7 +80,7 @@ class _Session:
                 try:
                     self._carry_out(*received)
                 except OSError as error:
-                    self._reply(_failed(error))
+                    self._reply(self._failed(error))
                 except preparation.Refused as refused:
                     self._reply(refused.failed)
                 except ValueError as error:
@@ -139,6 +139,7 @@ class _Session:
         elif isinstance(order, wire.OfferTree):
             self._offered(order.tree)
         elif isinstance(order, wire.PutManifest):
+            self._make_room(order.tree, len(payload))
             self._trees.put_manifest(order.tree, payload)
             self._offered(order.tree)
         elif isinstance(order, wire.PutBytes):
@@ -204,14 +205,38 @@ class _Session:
 
     def _offered(self, name: str) -> None:
         """Say what is missing of a tree; what is here of it stays until the job has it, or this session ends."""
-        if self._syncing is None:
-            self._syncing = self._node_dir.lock_trees(shared=True)
+        self._hold_trees()
         entries = self._trees.manifest(name)
+        if entries is not None:  # a job's tree is a copy
+            self._make_room(name, sum(entry.size_bytes for entry in (*self._trees.missing(entries), *entries)))
         wanted = [] if entries is None else self._trees.missing(entries)
         if wanted:
             self._incoming = self._trees.receive(wanted)
             self._at_end.callback(self._incoming.close)
         self._reply(wire.WantFiles(entries is None, tuple(entry.digest for entry in wanted)))
+
+    def _hold_trees(self) -> None:
+        if self._syncing is None:
+            self._syncing = self._node_dir.lock_trees(shared=True)
+
+    def _release_trees(self) -> None:
+        if self._syncing is not None:
+            os.close(self._syncing)
+            self._syncing = None
+
+    def _make_room(self, name: str, size_bytes: int) -> None:
+        """Where so much is not free, remove what neither a job nor this tree uses."""
+        disk = os.statvfs(self._node_dir.root)
+        if disk.f_bavail * disk.f_frsize < size_bytes:
+            self._release_trees()
+            prune.prune(self._node_dir, name)
+            self._hold_trees()
+
+    def _give_up(self) -> None:
+        """Remove what came for a job that cannot be: it would be in the way of one that can."""
+        self._at_end.close()
+        self._release_trees()
+        prune.prune(self._node_dir)
 
     def _put(self, payload: bytes) -> None:
         """Keep the first failure for the end: the other side reads no answer before it has sent all."""
@@ -219,24 +244,28 @@ class _Session:
         try:
             self._incoming.take(payload)
         except OSError as error:
-            self._put_failed = _failed(error)
+            self._put_failed = self._failed(error)
         except ValueError as error:
             self._put_failed = wire.Failed("setup", str(error), "name it in .dtrainignore, or launch again")
         if not self._incoming.left_bytes:
+            if self._put_failed is not None and self._put_failed.kind == "no-space":
+                self._give_up()
             self._reply(self._put_failed or wire.Done())
 
     def _prepare(self, order: wire.Prepare) -> None:
         order = dataclasses.replace(order, environ=self._environ)
-        prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
+        try:
+            prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
+        except OSError:  # of a full disk above all
+            self._give_up()
+            raise
         if self._held_port is not None:
             self._held_port.close()
             self._held_port = None
         self._agent = self._folder.connect()
         self._agent.sendall(wire.frame(wire.Hold()))
         self._reply(prepared)
-        if self._syncing is not None:
-            os.close(self._syncing)
-            self._syncing = None
+        self._release_trees()
         threading.Thread(target=prune.prune, args=(self._node_dir,)).start()  # nobody waits for it; what it does not come to, the next does
 
     def _tell_agent(self, order: wire.Message) -> None:
@@ -301,11 +330,11 @@ class _Session:
             data = data[os.write(self._replies, data) :]
             self._said_s = time.monotonic()
 
-
-def _failed(error: OSError) -> wire.Failed:
-    if isinstance(error, BrokenPipeError):
-        raise error
-    text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return wire.Failed("no-space", text, "make room there, or choose another dir: in the cluster file")
-    return wire.Failed("setup", text, "choose another dir: in the cluster file" if error.errno in (errno.EROFS, errno.EACCES) else None)
+    def _failed(self, error: OSError) -> wire.Failed:
+        if isinstance(error, BrokenPipeError):
+            raise error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = error.filename or self._node_dir.root
+            return wire.Failed("no-space", f"{error.strerror}: {where}", "make room there, or choose another dir: in the cluster file")
+        text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        return wire.Failed("setup", text, "choose another dir: in the cluster file" if error.errno in (errno.EROFS, errno.EACCES) else None)

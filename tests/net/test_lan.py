@@ -359,3 +359,28 @@ def test_a_pipeline_of_four_machines(lan: Lan, workspace: Workspace) -> None:
     finally:
         four.close()
     assert four.remains() == []
+
+
+def test_a_workdir_that_did_not_fit_is_not_in_the_way_of_one_that_does(lan: Lan, workspace: Workspace) -> None:
+    small = lan.nodes[1]
+    nsenter = ("nsenter", "--mount", "--target", str(small.init))
+    small.path("/var/tmp/small").mkdir()
+    subprocess.run((*nsenter, "mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", "/var/tmp/small"), check=True)
+    try:
+        workspace.write("train.py", "print('started')\n")
+        workspace.write("small.yaml", lan.cluster(dir="/var/tmp/small/dtrain"))
+        job = workspace.write("job.yaml", "launcher: none\nscript: train.py\ncluster: small.yaml\n")
+        for size in (7_000_000, 14_000_000):  # its contents fit, and its tree does not; or not even they
+            workspace.write("large", os.urandom(size // 2).hex())
+            result = workspace.dtrain("launch", job)
+            assert result.code == 73, result.err
+            assert "n2: No space left on device: /var/tmp/small/dtrain" in result.err
+            assert not [path for path in small.path("/var/tmp/small/dtrain/blobs").rglob("*") if path.is_file()]
+            assert not any(small.path("/var/tmp/small/dtrain/jobs").glob("*"))
+        workspace.write("large", os.urandom(2_000_000).hex())
+        result = workspace.dtrain("launch", job)
+        assert result.code == 0, result.err
+    finally:
+        subprocess.run((*nsenter, "umount", "/var/tmp/small"), check=True)
+        for node in lan.nodes:
+            shutil.rmtree(node.path("/var/tmp/small"))
