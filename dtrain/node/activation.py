@@ -12,12 +12,13 @@ import threading
 import time
 from typing import IO, Callable, Optional
 
-from dtrain.node import procs, wire
+from dtrain.node import wire
+from dtrain.node.enclosure import enclosed
 from dtrain.node.preparation import Refused
 
 TIMEOUT_S = 60.0
 _POLL_S = 0.02
-_DRAIN_S = 0.5  # for what it printed last; what it left running may hold the pipe open
+_DRAIN_S = 0.5  # for what it printed last; what even KILL does not end may hold the pipe open
 _SHOWN_CHARACTERS = 2000
 _SHOWN_LINES = 20
 _NO_PROGRAM = 126  # bash's exit code where a command is a folder, or a file that may not be executed
@@ -45,25 +46,25 @@ def activated(text: str, is_gone: Callable[[], bool], timeout_s: float = TIMEOUT
         # A file of its own: the text may print anything. $? and not &&, in which a `set -e` of the text would mean nothing.
         script = f"eval {shlex.quote(text)}\ncase $? in 0) exec {shlex.quote(env)} -0 >&{file.fileno()};; *) exit;; esac"
         process = subprocess.Popen(
-            [bash, "-l", "-c", script],
+            enclosed([bash, "-l", "-c", script], file.fileno()),
             cwd=home if os.path.isdir(home) else "/",  # as sshd does
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             pass_fds=(file.fileno(),),
-            start_new_session=True,  # it is ended with what it started
+            start_new_session=True,
         )  # fmt: skip
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         said = _Tail(process.stdout)
         try:
             in_time = _has_ended(process, is_gone, timeout_s)
         finally:
-            procs.kill_group(process.pid)
+            process.stdin.close()  # it is ended with what it started
             process.wait()
         file.seek(0)
         whole = file.read()
     if not in_time:
         raise _refused(f"activate did not end within {timeout_s:g} s", text, said.text(), "it gets no input, and must end by itself")
     if process.returncode != 0:
-        code = process.returncode if process.returncode > 0 else 128 - process.returncode
+        code = process.returncode
         raise _refused(f"activate failed with exit code {code}", text, said.text(), _hint(text, said.text(), code))
     if not whole.endswith(b"\0"):
         raise _refused("activate ended before it was through", text, said.text(), "it must not exit, nor exec another program")
@@ -72,9 +73,9 @@ def activated(text: str, is_gone: Callable[[], bool], timeout_s: float = TIMEOUT
 
 
 def _has_ended(process: subprocess.Popen[bytes], is_gone: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether it ended in time. It is not reaped: its group keeps its number."""
+    """Whether it ended in time."""
     deadline = time.monotonic() + timeout_s
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    while process.poll() is None:
         if is_gone():
             raise BrokenPipeError
         if time.monotonic() >= deadline:

@@ -126,11 +126,6 @@ def kill(processes: list[Process]) -> None:
             _signal(os.kill, process.pid, signal.SIGKILL)
 
 
-def kill_group(pgid: int) -> None:
-    """KILL a group whose leader is our own child and not reaped yet."""
-    _signal(os.killpg, pgid, signal.SIGKILL)
-
-
 def as_survivors(left: list[Process]) -> tuple[wire.Survivor, ...]:
     """What a last event says of processes that are still there."""
     return tuple(wire.Survivor(process.pid, process.state, command_line(process.pid)) for process in left)

@@ -61,6 +61,8 @@ def test_it_is_a_login_shell_in_the_home_folder(home: Path) -> None:
 def test_it_reads_nothing_and_leaves_nothing_running(home: Path) -> None:
     assert run("read line; export GOT=[$line]; sleep 300 & echo $! > pid")["GOT"] == "[]"
     assert has_ended(home / "pid")
+    assert "SSH_AUTH_SOCK" in run("eval $(ssh-agent); echo $SSH_AGENT_PID > agent; (env -i setsid sleep 300 & echo $! > daemon)")
+    assert has_ended(home / "agent") and has_ended(home / "daemon")
 
 
 @pytest.mark.parametrize(
