@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -54,7 +53,7 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
         try:
             _lay_out(order, folder, trees, node_dir.outputs(about.name, about.node))
         except BaseException:
-            shutil.rmtree(folder.path, ignore_errors=True)  # of a full disk above all
+            tree.remove(folder.path)  # of a full disk above all
             with contextlib.suppress(OSError):  # another node of the job is this machine too
                 os.rmdir(os.path.dirname(folder.path))
             raise

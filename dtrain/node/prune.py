@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 
+from dtrain.node import tree
 from dtrain.node.folder import JobFolder, NodeDir
 
 NUM_KEPT = 20  # jobs
@@ -27,7 +27,7 @@ def prune(node_dir: NodeDir, kept_tree: str = "") -> None:
         for job in _old_jobs(node_dir.jobs):
             _take_away(node_dir, job)
         for job in _names(node_dir.removed):
-            _delete(os.path.join(node_dir.removed, job))
+            tree.remove(os.path.join(node_dir.removed, job))
         used = {folder.used_tree() for job in _names(node_dir.jobs) for folder in _folders(node_dir, job)}
         node_dir.trees().collect(used | {kept_tree})
     finally:
@@ -62,18 +62,6 @@ def _take_away(node_dir: NodeDir, job: str) -> None:
 def _folders(node_dir: NodeDir, job: str) -> list[JobFolder]:
     """One for each node that this machine is."""
     return [node_dir.job(job, node) for node in _names(os.path.join(node_dir.jobs, job))]
-
-
-def _delete(path: str) -> None:
-    try:
-        shutil.rmtree(path)
-    except PermissionError:  # folders that forbid writing
-        for above, folders, _ in os.walk(path):
-            for folder in folders:
-                if not os.path.islink(inner := os.path.join(above, folder)):
-                    with contextlib.suppress(PermissionError):
-                        os.chmod(inner, 0o700)
-        shutil.rmtree(path, ignore_errors=True)  # what another user left there, through sudo or docker, stays
 
 
 def _names(folder: str) -> list[str]:

@@ -81,12 +81,12 @@ def scan(root: str, keep: Callable[[str, bool], bool] = lambda path, folder: Tru
 
     A folder that is not kept is not entered. Sockets, pipes and devices are passed over, and so is what vanishes meanwhile.
     """
-    return _scan(root, "", keep)
-
-
-def _scan(root: str, below: str, keep: Callable[[str, bool], bool]) -> Iterator[Found]:
-    for item in sorted(_items(os.path.join(root, below)), key=lambda item: item.name):
-        path = f"{below}/{item.name}" if below else item.name
+    waiting = [_items(root, "")]
+    while waiting:  # without recursion, for folders may lie deeper than Python calls
+        item, path = next(waiting[-1], (None, ""))
+        if item is None:
+            waiting.pop()
+            continue
         folder = item.is_dir(follow_symlinks=False)
         if not keep(path, folder):
             continue
@@ -101,15 +101,46 @@ def _scan(root: str, below: str, keep: Callable[[str, bool], bool]) -> Iterator[
             mode = stat.S_IMODE(status.st_mode)
             yield Found(path, mode, size_bytes, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, link, folder)
         if folder:
-            yield from _scan(root, path, keep)
+            waiting.append(_items(root, path))
 
 
-def _items(folder: str) -> list[os.DirEntry[str]]:
+def _items(root: str, below: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+    """What lies in a folder, by name, each with its path below `root`."""
     try:
-        with os.scandir(folder) as items:
-            return list(items)
+        with os.scandir(os.path.join(root, below)) as items:
+            found = sorted(items, key=lambda item: item.name)
     except FileNotFoundError:
-        return []
+        return
+    for item in found:
+        yield item, f"{below}/{item.name}" if below else item.name
+
+
+def remove(top: str) -> None:
+    """Remove a folder, however deep: of each folder in it the folders move up into `top` before it goes.
+
+    Killed at any point, what is left can be removed again. What another user left there, as through sudo or docker, stays.
+    """
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(folder, 0o700)  # it may forbid writing
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    if os.path.islink(path) or not os.path.isdir(path):
+                        os.unlink(path)
+                        continue
+                    if folder != top:
+                        os.chmod(path, 0o700)  # whose parent changes
+                        moved = os.path.join(top, secrets.token_hex(8))
+                        os.rename(path, moved)
+                        path = moved
+                    waiting.append(path)
+            if folder != top:
+                os.rmdir(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(top)
 
 
 class Trees:

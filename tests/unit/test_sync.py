@@ -277,6 +277,29 @@ def test_nothing_goes_while_somebody_brings_a_tree(node: NodeDir, work: Path) ->
     assert contents(node) == set()
 
 
+def test_folders_may_lie_deeper_than_python_calls(node: NodeDir, work: Path) -> None:
+    """On their way to a node, and where they are removed, however deep a worker went."""
+    deep = work
+    for _ in range(1100):
+        deep = deep / "d"
+        os.mkdir(deep)
+    snapshot = scan(work)
+    assert len(snapshot.entries) == 1100
+    tree = Path(add_job(node, 0, snapshot), "tree")
+    assert scan(tree).manifest == snapshot.manifest
+    here = os.open(tree, os.O_RDONLY)
+    for _ in range(3000):  # no path is as long
+        os.mkdir("e", dir_fd=here)
+        below = os.open("e", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    for number in range(1, 1 + NUM_KEPT):
+        add_job(node, number)
+    prune(node)
+    assert os.listdir(node.removed) == []
+
+
 def test_a_removal_that_was_killed_is_ended_by_the_next(node: NodeDir, work: Path) -> None:
     write(work, "file")
     job = add_job(node, 1, scan(work))
