@@ -10,7 +10,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,19 +45,22 @@ class Snapshot:
         return tree.manifest_hash(self.manifest)
 
 
-def scan_workdir(workdir: Path, outputs: str, digests: Path) -> Snapshot:
+def scan_workdir(workdir: Path, outputs: str, digests: Path, own: Collection[Path] = ()) -> Snapshot:
     """All of the working directory but .git folders, the outputs, and what the ignore files name.
 
     Args:
         digests: folder that keeps digests of files from one launch to the next.
+        own: folders of dtrain's own on this machine, which grow with each launch; left out where they lie in there.
 
     Raises:
         PreflightFailed: a file cannot be read, or they are too many.
     """
     rules = _IgnoreRules(workdir)
+    real = workdir.resolve()
+    left_out = {outputs, *(str(folder.resolve().relative_to(real)) for folder in own if folder.resolve().is_relative_to(real))}
 
     def keep(path: str, folder: bool) -> bool:
-        return path != outputs and path.rpartition("/")[2] != ".git" and not rules.ignore(path, folder)
+        return path not in left_out and path.rpartition("/")[2] != ".git" and not rules.ignore(path, folder)
 
     known = Digests(digests, workdir)
     entries = []

@@ -36,7 +36,7 @@ class NodeDir:
         Raises:
             PermissionError: the folder belongs to somebody else or is a symlink.
         """
-        root = f"/var/tmp/dtrain-{os.getuid()}" if configured == "auto" else configured
+        root = root_of(configured)
         os.makedirs(root, mode=0o700, exist_ok=True)
         status = os.lstat(root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -218,6 +218,11 @@ class JobFolder:
         with _ShortPath(self.path) as folder:
             connection.connect(f"{folder}/sock")
         return connection
+
+
+def root_of(configured: str) -> str:
+    """The folder that `dir:` of the cluster file means on this machine."""
+    return f"/var/tmp/dtrain-{os.getuid()}" if configured == "auto" else configured
 
 
 def lock(path: str, timeout_s: float = 0.0, *, shared: bool = False) -> int:

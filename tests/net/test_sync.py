@@ -106,6 +106,20 @@ def test_too_large_a_workdir_is_told_before_anything_connects(workspace: Workspa
     assert checked.code == 78 and "error workdir-unfit\n" in checked.out and "not fit: 1 error" in checked.out, checked.out
 
 
+def test_dtrains_own_folders_in_the_workdir_do_not_go_along(workspace: Workspace) -> None:
+    workspace.write("train.py", "import os\nprint('sees', sorted(os.listdir()))\n")
+    (workspace.workdir / "real").mkdir()
+    (workspace.workdir / "link").symlink_to("real")
+    cluster = f"{{instances: 1, gpus_per_instance: 1, device: cpu, dir: {workspace.workdir}/link/nodes}}"
+    job = workspace.write("job.yaml", f"launcher: none\nscript: train.py\ncluster: {cluster}\n")
+    for _ in range(2):
+        result = workspace.dtrain("launch", job, env={"XDG_STATE_HOME": str(workspace.workdir)})
+        assert result.code == 0, result.err
+        assert "sees ['job.yaml', 'link', 'out', 'real', 'train.py']" in result.out + result.err
+    (tree,) = [*workspace.workdir.glob("real/nodes/jobs/*/*/tree/real")][:1]
+    assert not [*tree.iterdir()]
+
+
 def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
     result = workspace.dtrain("launch", workspace.job("sync: false\nworkdir: /nowhere/shared\nscript: train.py\n"))
     assert result.code == 78, result.err

@@ -285,9 +285,9 @@ def test_folders_may_lie_deeper_than_python_calls(node: NodeDir, work: Path) -> 
         os.mkdir(deep)
     snapshot = scan(work)
     assert len(snapshot.entries) == 1100
-    tree = Path(add_job(node, 0, snapshot), "tree")
-    assert scan(tree).manifest == snapshot.manifest
-    here = os.open(tree, os.O_RDONLY)
+    copy = Path(add_job(node, 0, snapshot), "tree")
+    assert scan(copy).manifest == snapshot.manifest
+    here = os.open(copy, os.O_RDONLY)
     for _ in range(3000):  # no path is as long
         os.mkdir("e", dir_fd=here)
         below = os.open("e", os.O_RDONLY, dir_fd=here)
@@ -298,6 +298,7 @@ def test_folders_may_lie_deeper_than_python_calls(node: NodeDir, work: Path) -> 
         add_job(node, number)
     prune(node)
     assert os.listdir(node.removed) == []
+    tree.remove(str(work))  # pytest does not come as deep
 
 
 def test_a_removal_that_was_killed_is_ended_by_the_next(node: NodeDir, work: Path) -> None:
