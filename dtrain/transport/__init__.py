@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dtrain.errors import NodeUnreachable
+from dtrain.errors import NodeUnreachable, PreflightFailed
 from dtrain.node.wire import MAGIC
 from dtrain.spec import Instance
 
@@ -16,6 +17,9 @@ STAGE0 = (
     f"import os,sys;sys.version_info<(3,9)and sys.exit({OLD_PYTHON});os.write(1,bytes({list(MAGIC)}));"
     "exec(bytes.fromhex(bytes().join(iter(lambda:os.read(0,1)or sys.exit(),bytes([10]))).decode()))"
 )
+_FILES_OF_HOST, _FILES_BESIDE = 2, 128  # open at once: for a node behind ssh; for the rest of dtrain
+_FILES_OF_LOCAL, _FILES_BESIDE_LOCAL = 7, 32  # where this machine plays it, while it is started; and no ssh is needed
+OWN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # the user's own limit, before it is raised
 _NOISE_BYTES = 64 * 1024  # of a shell's start-up files before the node's first word
 SHOWN_NOISE = 1000  # characters of it, the last ones
 
@@ -76,10 +80,25 @@ def make_ready(instances: Sequence[Instance]) -> None:
     Raises:
         PreflightFailed: this machine does not allow so many open files.
     """
-    if any(instance.host is not None for instance in instances):
+    hosts = [(instance.host, instance.ssh) for instance in instances if instance.host is not None]
+    num_local = len(instances) - len(hosts)
+    beside = _FILES_BESIDE if hosts else _FILES_BESIDE_LOCAL
+    _allow_files(_FILES_OF_HOST * len(hosts) + _FILES_OF_LOCAL * num_local + beside, len(instances))
+    if hosts:
         from dtrain.transport import ssh
 
-        ssh.make_ready([(instance.host, instance.ssh) for instance in instances if instance.host is not None])
+        ssh.make_ready(hosts)
+
+
+def _allow_files(needed: int, num_nodes: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise PreflightFailed(
+            f"{num_nodes} nodes take up to {needed} open files at once, and this machine allows a process {hard}",
+            hint="raise the limit here (ulimit -Hn; nofile in /etc/security/limits.conf), or leave nodes out",
+        )
+    if needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def await_magic(read: Callable[[int], bytes]) -> None:

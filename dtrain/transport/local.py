@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 
 from dtrain.errors import NodeUnreachable
-from dtrain.transport import STAGE0, Channel, await_magic
+from dtrain.transport import OWN_FILES, STAGE0, Channel, await_magic
 
 
 class LocalTransport:
@@ -35,6 +36,7 @@ class _LocalChannel:
             bufsize=0,
             start_new_session=True,  # Ctrl-C in the terminal is for the launcher alone
         )
+        resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, OWN_FILES)  # the job's is the user's own
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
 

@@ -446,3 +446,19 @@ def test_a_process_that_has_lost_its_first_thread_is_found(workspace: Workspace)
     result = workspace.dtrain("launch", workspace.job("script: leave.py\nlauncher: none\n"), timeout_s=40)
     assert result.code == 0, result.err
     assert "is still there" not in result.err
+
+
+def test_more_instances_of_this_machine_than_it_allows_open_files(workspace: Workspace) -> None:
+    """A soft limit is raised, and the workers keep it; a hard one is told."""
+    workspace.write("files.py", "import resource\nprint('files', *resource.getrlimit(resource.RLIMIT_NOFILE))\n")
+
+    def run(limit: str, command: str, instances: int) -> subprocess.CompletedProcess[str]:
+        job = workspace.job("launcher: none\nscript: files.py\n", instances=instances)
+        limited = ("prlimit", f"--nofile={limit}", sys.executable, "-m", "dtrain", command, str(job))
+        return subprocess.run(limited, cwd=workspace.workdir, env=workspace.env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    ran = run("40:512", "launch", 4)
+    assert ran.returncode == 0 and ran.stderr.count("files 40 512") == 4, ran.stderr
+    for command in ("launch", "check"):
+        ran = run("40:64", command, 30)
+        assert ran.returncode == 78 and "30 nodes take up to 242 open files at once, and this machine allows a process 64" in ran.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import paramiko
 
-from dtrain.errors import DtrainError, NodeUnreachable, PreflightFailed
+from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
@@ -30,24 +29,10 @@ COMMAND = (
 )
 
 _STDERR_BYTES = 64 * 1024
-_FILES_EACH, _FILES_BESIDE = 2, 128  # open at once: for a node; for the rest of dtrain
 
 
 def make_ready(hosts: Sequence[tuple[str, SshOptions]]) -> None:
-    """Make room for connections to all of these, and ask for passphrases while nothing else happens.
-
-    Raises:
-        PreflightFailed: this machine does not allow so many open files.
-    """
-    needed = _FILES_EACH * len(hosts) + _FILES_BESIDE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise PreflightFailed(
-            f"{len(hosts)} nodes take up to {needed} open files at once, and this machine allows a process {hard}",
-            hint="raise the limit here (ulimit -Hn; nofile in /etc/security/limits.conf), or leave nodes out",
-        )
-    if needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
+    """Ask for passphrases while nothing else happens."""
     if sys.stdin.isatty():  # else nobody is there to be asked
         with ThreadPoolExecutor(RESOLVING_AT_ONCE) as pool:
             ask_passphrases(route for routes in pool.map(_routes, *zip(*hosts, strict=True)) for route in routes)
