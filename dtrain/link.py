@@ -20,11 +20,13 @@ from dtrain.transport import Channel, make_ready, transport_to
 LOGIN_S = 20.0  # a node that takes longer to log in to is named, and holds up no other
 _MAKE_ROOM = "make room there, or choose another dir: in the cluster file"
 _ANOTHER_DIR = "choose another dir: in the cluster file"
+_LOOK = "look whether it is up (ping, ssh), and at the network to it"
 _DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
     errno.ENOSPC: (NoSpace, _MAKE_ROOM),
     errno.EDQUOT: (NoSpace, _MAKE_ROOM),
     errno.EROFS: (PreflightFailed, _ANOTHER_DIR),
     errno.EACCES: (PreflightFailed, _ANOTHER_DIR),
+    errno.EEXIST: (PreflightFailed, _ANOTHER_DIR),
     errno.ENOTDIR: (PreflightFailed, _ANOTHER_DIR),
 }
 
@@ -97,7 +99,7 @@ class Link:
             with self._writing:
                 self._channel.write(wire.frame(order, payload))
         except (OSError, ValueError) as error:  # ValueError: closed by us
-            raise NodeUnreachable(f"{self.node}: the connection is gone") from error
+            raise NodeUnreachable(f"{self.node}: the connection is gone", hint=_LOOK) from error
 
     def receive(self) -> tuple[wire.Message, bytes] | None:
         """Next message and payload; None when the session has ended.
@@ -121,7 +123,7 @@ class Link:
         received = self.receive()
         if received is None:
             cause = self._channel.stderr() or self._fault or "the connection is gone"
-            raise NodeUnreachable(f"{self.node}: the session ended: {cause}")
+            raise NodeUnreachable(f"{self.node}: the session ended: {cause}", hint=_LOOK)
         return received
 
     def ask(self, order: wire.Message, payload: bytes = b"") -> wire.Message:

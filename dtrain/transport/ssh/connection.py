@@ -167,6 +167,7 @@ def _connect(route: Route, options: SshOptions, until_s: float) -> socket.socket
     if route.proxy_jump is not None:
         return _through(route.proxy_jump, route, options, until_s)
     at = f"{route.host} port {route.port}"
+    within_s = min(_CONNECT_S, left_s(until_s))
     try:
         sock = _dial(route.host, route.port, until_s)
     except (socket.gaierror, UnicodeError) as error:
@@ -176,7 +177,7 @@ def _connect(route: Route, options: SshOptions, until_s: float) -> socket.socket
         ) from error
     except TimeoutError as error:
         raise NodeUnreachable(
-            f"no answer from {at} within {_CONNECT_S:g} s", hint="is the machine up, and does a firewall let ssh through?"
+            f"no answer from {at} within {within_s:.0f} s", hint="is the machine up, and does a firewall let ssh through?"
         ) from error
     except OSError as error:
         raise NodeUnreachable(f"{at}: {words(error).lower()}", hint="start sshd there, or leave it out of instances") from error
