@@ -7,6 +7,7 @@ node:  "have\n" or "want\n"; after "want" the zip follows
 then:  frames (wire.py)
 """
 
+import errno
 import io
 import json
 import os
@@ -48,7 +49,7 @@ def _bundle() -> str:
     data = _read(wanted["size"])
     os.makedirs(root, mode=0o700, exist_ok=True)
     if os.lstat(root).st_uid != os.getuid() or os.path.islink(root):
-        sys.exit(f"{root} is not a folder of this user")
+        raise OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}, for it is a symlink or another user's", root)
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     unpacked = tempfile.mkdtemp(dir=os.path.dirname(folder))
     try:

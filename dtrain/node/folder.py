@@ -40,7 +40,7 @@ class NodeDir:
         os.makedirs(root, mode=0o700, exist_ok=True)
         status = os.lstat(root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(f"{root} is not a folder of user {os.getuid()}")
+            raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)}, for it is a symlink or another user's", root)
         os.chmod(root, 0o700)
         return cls(root)
 

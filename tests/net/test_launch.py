@@ -462,3 +462,16 @@ def test_more_instances_of_this_machine_than_it_allows_open_files(workspace: Wor
     for command in ("launch", "check"):
         ran = run("40:64", command, 30)
         assert ran.returncode == 78 and "30 nodes take up to 242 open files at once, and this machine allows a process 64" in ran.stderr
+
+
+def test_a_dir_that_is_no_folder_of_this_user(workspace: Workspace) -> None:
+    (workspace.root / "real").mkdir()
+    workspace.nodes.symlink_to("real")
+    job = workspace.job("launcher: none\nscript: train.py\n", instances=1)
+    workspace.write("train.py", "")
+    for told in (f"Permission denied, for it is a symlink or another user's: {workspace.nodes}", f"File exists: {workspace.nodes}"):
+        result = workspace.dtrain("launch", job)
+        assert result.code == 78 and f"node0: {told}\nhint: choose another dir: in the cluster file" in result.err, result.err
+        workspace.nodes.unlink()
+        workspace.nodes.touch()
+    workspace.nodes.unlink()
