@@ -23,6 +23,9 @@ from dtrain.node.follow import Follower
 _BUSY_POLL_S = 0.02
 _IDLE_POLL_S = 0.2
 _IDLE_AFTER_S = 5.0
+_AGENT_ENDED = wire.Failed(
+    "setup", "dtrain's agent there ended before the setup did", "see whether the setup, or a person or a scheduler there, kills it"
+)
 _LOOK_S = 1.0  # between two looks at whether the agent is there
 
 
@@ -281,7 +284,7 @@ class _Session:
         except (ConnectionError, FileNotFoundError):
             self._agent = None  # the agent has ended; its events say how
             if isinstance(order, (wire.Join, wire.Commit)):
-                self._reply(wire.Failed("no-job", "the job's agent is gone"))
+                self._reply(self._folder_gone() or wire.Failed("no-job", "the job's agent is gone"))
 
     def _relay_setup(self) -> None:
         """In a thread of its own: it may take long, and a Stop or the end of the connection comes first."""
@@ -294,7 +297,13 @@ class _Session:
                     ended = wire.read_frame(agent.recv)
             while follower.send_some(wire.SETUP_LOG):
                 pass
-            self._reply(ended[0] if ended is not None else wire.Failed("setup", "its setup was stopped"))
+            self._reply(ended[0] if ended is not None else self._folder_gone() or _AGENT_ENDED)
+
+    def _folder_gone(self) -> Optional[wire.Failed]:
+        """What to say where somebody, such as the job's setup, has removed what the agent needs."""
+        if os.path.isdir(self._folder.path):
+            return None
+        return wire.Failed("setup", f"the job's folder was deleted there: {self._folder.path}", "see whether the job's setup removes it")
 
     def _follow(self, order: wire.Follow) -> None:
         known = os.path.isdir(self._folder.path)

@@ -97,3 +97,16 @@ def test_it_ends_with_the_launch(workspace: Workspace, how: str) -> None:
     assert workspace.status()["state"] == ("FAILED" if how == "killed" else "STOPPED")
     if how == "stop":  # the lock went with it
         assert workspace.dtrain("launch", job(workspace, "true", name="next")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("setup", "told"),
+    [
+        ("kill -9 $PPID; sleep 60", "error: node0: dtrain's agent there ended before the setup did\nhint: see whether the setup"),
+        ('rm -rf "$DTRAIN_JOB_FOLDER"; sleep 60', "error: node0: the job's folder was deleted there: "),
+    ],
+)
+def test_one_that_ends_what_it_runs_in_is_told_of(workspace: Workspace, setup: str, told: str) -> None:
+    result = workspace.dtrain("launch", job(workspace, setup))
+    assert result.code == 78 and told in result.err and "hint: see whether the" in result.err, result.err
+    workspace.until(lambda: workspace.leftovers() == {}, "the setup to end", timeout_s=20.0)
