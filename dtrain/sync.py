@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
@@ -289,7 +290,7 @@ def _make_way(path: Path, *, for_folder: bool) -> None:
 def _fetch_file(link: Link, entry: Found, path: Path, into: Path, progress: Callable[[int], None]) -> int | None:
     """Write a file and move it to its place when it is whole. Returns its size; None where it is gone."""
     size, message = 0, wire.FileBytes(last=False)
-    fd, partial = tempfile.mkstemp(dir=into, prefix=_PARTIAL)
+    fd, partial = tempfile.mkstemp(dir=into, prefix=f"{_partials_here()}{os.getpid()}-")
     try:
         with open(fd, "wb") as file:
             while not message.last:
@@ -312,11 +313,18 @@ def _fetch_file(link: Link, entry: Found, path: Path, into: Path, progress: Call
     return size
 
 
+def _partials_here() -> str:
+    """How the names begin of the partial files that processes of this machine write; the id of one comes next."""
+    return f"{_PARTIAL}{socket.gethostname()}-"
+
+
 def _remove_old_partials(into: Path) -> None:
-    """Of a fetch that was killed; not of one that is under way."""
+    """Of a fetch that was killed; not of one that is under way, here or on a machine that shares the folder."""
     for partial in into.glob(f"{_PARTIAL}*"):
+        pid = partial.name.removeprefix(_partials_here()).partition("-")[0]
+        is_dead = partial.name.startswith(_partials_here()) and pid.isdigit() and not os.path.exists(f"/proc/{pid}")
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - partial.lstat().st_mtime > _OLD_S:
+            if is_dead or time.time() - partial.lstat().st_mtime > _OLD_S:
                 partial.unlink()
 
 

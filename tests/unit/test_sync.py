@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -381,8 +382,14 @@ def test_a_fetch_that_breaks_off_leaves_what_is_whole(tmp_path: Path) -> None:
     assert os.listdir(into) == ["a"]
     (into / ".dtrain-partial-killed").touch()
     os.utime(into / ".dtrain-partial-killed", (1, 1))
+    ended = subprocess.Popen("true")
+    ended.wait()
+    here = f".dtrain-partial-{socket.gethostname()}-"
+    for name in (f"{here}{ended.pid}-x", f"{here}{os.getpid()}-x", f".dtrain-partial-elsewhere-{ended.pid}-x"):
+        (into / name).touch()
     assert fetch_from(into, entries, b"2") == (2, 1)
-    assert sorted(os.listdir(into)) == ["a", "b"]
+    under_way = {f"{here}{os.getpid()}-x", f".dtrain-partial-elsewhere-{ended.pid}-x"}
+    assert set(os.listdir(into)) == {"a", "b", *under_way}
 
 
 @pytest.mark.parametrize(
