@@ -26,7 +26,7 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class Connected:
     node: str
-    error: str | None  # None: it is there again
+    error: str | None  # begins with the name of the node; None: it is there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Follower(threading.Thread):
                     self._inbox.put(Connected(self._target.node, None))
                 lost, wait_s = None, _RETRY_FIRST_S
                 self._receive(link)
-                error = "the connection broke"
+                error = f"{self._target.node}: the connection broke"
                 link.close()
             except DtrainError as reason:
                 error = reason.message

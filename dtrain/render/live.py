@@ -112,7 +112,7 @@ class LiveView(StatusLine):
             self._progress(line, last=metric.get("iteration") is not None and metric.get("iteration") == metric.get("iterations"))
 
     def disconnected(self, node: str, error: str) -> None:
-        self._say(f"{node}: {error}; the job goes on there, connecting again")
+        self._say(f"{error}; the job goes on there, connecting again")
 
     def reconnected(self, node: str) -> None:
         self._say(f"{node}: connected again")

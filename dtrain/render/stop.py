@@ -35,8 +35,7 @@ class StopView(StatusLine):
         self._stopping = [name for name in self._stopping if name not in ended]
 
     def disconnected(self, node: str, error: str) -> None:
-        told = error if error.startswith(f"{node}: ") else f"{node}: {error}"
-        self._console.print(Text(f"{told}; trying again", "yellow"), soft_wrap=True)
+        self._console.print(Text(f"{error}; trying again", "yellow"), soft_wrap=True)
 
     def reconnected(self, node: str) -> None:
         self._console.print(Text(f"{node}: connected again", "yellow"), soft_wrap=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import queue
 import select
 import socket
 import subprocess
@@ -13,7 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from dtrain.follower import Connected, Follower
+from dtrain.link import Target
+from dtrain.render.live import LiveView
+from dtrain.render.stop import StopView
+from dtrain.spec.cluster import Instance, SshOptions
 from tests.cluster import Result, Workspace
 from tests.ssh import Host, Sshd, make_key, write_user_files
 
@@ -230,3 +238,22 @@ def test_a_server_that_is_gone(workspace: Workspace, sshd: Sshd) -> None:
     result = launch(workspace, "print('started')\n")
     assert result.code == 69, result.err
     assert "box: " in result.err and "refused" in result.err and "hint: " in result.err
+
+
+def test_a_node_that_is_not_reached_again_is_named_once(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        target = Target(Instance("b1", host="127.0.0.1", ssh=SshOptions(port=port)), "auto", "j0b", "named")
+        inbox: queue.SimpleQueue[Connected] = queue.SimpleQueue()
+        follower = Follower(target, None, {}, inbox)
+        follower.start()
+        said = inbox.get(timeout=20).error
+        follower.stop()
+        follower.join()
+    assert said == f"b1: 127.0.0.1 port {port}: connection refused"
+    console = Console(file=io.StringIO(), width=200)
+    LiveView(console).disconnected("b1", said)
+    StopView(console, ["b1"], 1.0).disconnected("b1", said)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == f"{said}; the job goes on there, connecting again\n{said}; trying again\n"
