@@ -52,15 +52,15 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
             raise Refused(_runs_already(about)) from None
         try:
             _lay_out(order, folder, trees, node_dir.outputs(about.name, about.node))
+            watch_port, watch_fd = 0, -1
+            if order.watch is not None and order.watch.node == order.watch.first:
+                watch_listener = held.enter_context(_watch_listener(order.watch))
+                watch_port, watch_fd = watch_listener.getsockname()[1], watch_listener.fileno()
         except BaseException:
             tree.remove(folder.path)  # of a full disk above all
             with contextlib.suppress(OSError):  # another node of the job is this machine too
                 os.rmdir(os.path.dirname(folder.path))
             raise
-        watch_port, watch_fd = 0, -1
-        if order.watch is not None and order.watch.node == order.watch.first:
-            watch_listener = held.enter_context(_watch_listener(order.watch))
-            watch_port, watch_fd = watch_listener.getsockname()[1], watch_listener.fileno()
         # who listens on the held port binds next to it (network.py)
         kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, held_port.fileno() if held_port is not None else -1) if fd >= 0)]
         pid = _start_guard(order, folder, [str(watch_fd), *map(str, gpu_locks)], kept)
