@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dtrain.errors import NodeUnreachable
 from dtrain.follower import Connected, Follower
 from dtrain.link import Target
 from dtrain.render.live import LiveView
 from dtrain.render.stop import StopView
 from dtrain.spec.cluster import Instance, SshOptions
+from dtrain.transport.ssh import SshTransport
 from tests.cluster import Result, Workspace
 from tests.ssh import Host, Sshd, make_key, write_user_files
 
@@ -257,3 +259,17 @@ def test_a_node_that_is_not_reached_again_is_named_once(tmp_path: Path) -> None:
     StopView(console, ["b1"], 1.0).disconnected("b1", said)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"{said}; the job goes on there, connecting again\n{said}; trying again\n"
+
+
+def test_a_node_that_says_nothing_is_told_with_how_long_it_was_waited_for() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]  # the kernel takes no more
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        with pytest.raises(NodeUnreachable, match=r"b1: no answer from 127\.0\.0\.1 port \d+ within [23] s"):
+            SshTransport("b1", "127.0.0.1", SshOptions(port=full.getsockname()[1]), sys.executable).open(3.0)
+        for each in waiting:
+            each.close()
