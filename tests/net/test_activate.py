@@ -97,7 +97,7 @@ def test_conda_behind_a_start_up_file_that_returns_early(workspace: Workspace, s
 def test_a_python_that_cannot_run_the_workers_is_named_with_what_was_tried(workspace: Workspace) -> None:
     old = workspace.root / "old/bin/python3"
     old.parent.mkdir(parents=True)
-    old.write_text('#!/bin/sh\necho \'["3.6.8", "1.0"]\'\n')
+    old.write_text('#!/bin/sh\necho \'["3.6.8", "", "", ""]\'\n')
     old.chmod(0o700)
     result = workspace.dtrain("launch", job(workspace, {"activate": f"export PATH={old.parent}:/bin"}))
     assert result.code == 78 and f"node0: {old} is Python 3.6.8, and the workers need 3.9 or newer" in result.err, result.err
