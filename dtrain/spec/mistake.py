@@ -30,7 +30,7 @@ def outside(mistakes: Iterable[Mistake], wrong: Collection[Place]) -> list[Mista
 
 def named(at: Place) -> str:
     """A place as a person writes it: `trainer.batch.global`, `args[2]`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part if part.isprintable() else typed(part)}" for part in at)
     return text.removeprefix(".")
 
 

@@ -103,6 +103,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (T + ", seed: 1000000000000000000}", "job.yaml:1:55", "trainer.seed is a number of 19 digits", "at most 18 digits"),
     # what cannot be trained
     ("trainer: {model: 'my/nets.py:f', data: digits, epochs: 1}", "job.yaml:1:11", "names a file, and a module is wanted", "my.nets:f"),
+    (S + r'env: {"\n": []}', "job.yaml:2:7", r"env.'\n' must be text", "put quotes around"),
     (r'trainer: {model: "\n", data: digits, epochs: 1}', "job.yaml:1:11", r"no built-in '\n'", "built in: digits_cnn"),
     ("trainer: {model: DIGITS_CNN, data: digits, epochs: 1}", "job.yaml:1:11", "no built-in 'DIGITS_CNN'", "did you mean 'digits_cnn'?"),
     ("trainer: {model: gpt, data: digits, epochs: 1}", "job.yaml:1:23", "gpt reads text, and cannot train on digits", "`data: text`"),
