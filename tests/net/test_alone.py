@@ -37,10 +37,14 @@ def running(workspace: Workspace) -> subprocess.Popen[str]:
 
 
 def kill(node: Node, *parts: str) -> None:
-    """KILL the processes whose command has one of these parts, all at once."""
-    pids = [str(pid) for pid, command in node.processes().items() if any(part in command for part in parts)]
+    """KILL the processes whose command has one of these parts, all at once. One may end by itself meanwhile, as sessions do."""
+    pids = [pid for pid, command in node.processes().items() if any(part in command for part in parts)]
     assert len(pids) >= len(parts), node.processes()
-    subprocess.run(("nsenter", "--pid", "--mount", "--target", str(node.init), "kill", "-9", *pids), check=True)
+    subprocess.run(("nsenter", "--pid", "--mount", "--target", str(node.init), "kill", "-9", *map(str, pids)), capture_output=True)
+    deadline = time.monotonic() + 10.0
+    while left := node.processes().keys() & pids:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
 
 
 def orphan(launch: subprocess.Popen[str]) -> None:
