@@ -18,7 +18,7 @@ from dtrain.nodes import Probed, connect_and_probe, judge_nodes, prove
 from dtrain.plan import LaunchPlan, Rendezvous, gpu_faults, make_plan
 from dtrain.preflight import contradictions
 from dtrain.spec import JobSpec
-from dtrain.sync import check_is_sent, scan_workdir
+from dtrain.sync import check_is_sent, read_workdir
 
 _JOB_FOLDER = "<job folder>"  # which a launch alone has
 
@@ -44,11 +44,11 @@ class Checked:
         return tuple(finding for finding in self.findings if finding.is_error)
 
 
-def check(spec: JobSpec, progress: Progress, *, digests: Path, lease_s: float, ignored: Collection[str] = ()) -> Checked:
+def check(spec: JobSpec, progress: Progress, *, state: Path, lease_s: float, ignored: Collection[str] = ()) -> Checked:
     """Read the working directory, and reach, ask and try all nodes of a job as a launch would, and go on with the others where some fail.
 
     Args:
-        digests: folder that keeps digests of files from one launch to the next.
+        state: dtrain's folder on this machine.
         lease_s: the plan's, which is a launch's in the foreground.
         ignored: names of findings that count for nothing.
 
@@ -57,7 +57,7 @@ def check(spec: JobSpec, progress: Progress, *, digests: Path, lease_s: float, i
     """
     make_plan(spec)
     check_is_sent(spec)
-    unsent = _read_workdir(spec, progress, digests)
+    unsent = _workdir_faults(spec, progress, state)
     targets = tuple(Target(instance, spec.cluster.dir, f"check-{token_hex(4)}", spec.name) for instance in spec.cluster.instances)
     make_ready_for(targets)
     links, probed = connect_and_probe(targets, progress.step, LOGIN_S)
@@ -95,11 +95,11 @@ def check(spec: JobSpec, progress: Progress, *, digests: Path, lease_s: float, i
     return Checked(tuple(in_order), probed.results, plan, commands, _exit_code(in_order, errors))
 
 
-def _read_workdir(spec: JobSpec, progress: Progress, digests: Path) -> list[DtrainError]:
+def _workdir_faults(spec: JobSpec, progress: Progress, state: Path) -> list[DtrainError]:
     if spec.sync:
         progress.step("reading the working directory")
         try:
-            scan_workdir(spec.workdir, spec.outputs, digests)
+            read_workdir(spec, state)
         except DtrainError as error:
             return [error]
     return []

@@ -16,6 +16,11 @@ _RECENT_NS = 2_000_000_000  # a file may change twice within one tick of a file 
 _OLD_S = 30 * 86400.0
 
 
+def digests_in(state: Path) -> Path:
+    """Where dtrain's folder on this machine has them."""
+    return state / "digests"
+
+
 class Digests:
     """By path; a digest holds as long as the file's size, times and inode stay what they were."""
 

@@ -23,7 +23,6 @@ from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
 from dtrain.link import Link, Target, make_ready_for
 from dtrain.node import wire
-from dtrain.node.folder import root_of
 from dtrain.nodes import Probed, connect, judge_nodes, on_all, probe, prove
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.preflight import contradictions
@@ -31,7 +30,7 @@ from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec, Script
 from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
-from dtrain.sync import Snapshot, check_is_sent, git_commit, scan_workdir, send_tree
+from dtrain.sync import Snapshot, check_is_sent, git_commit, read_workdir, send_tree
 
 _LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
 _T = TypeVar("_T")
@@ -91,7 +90,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     snapshot = None
     if spec.sync:
         progress.step("reading the working directory")
-        snapshot = scan_workdir(spec.workdir, spec.outputs, store.digests, _own_folders(spec.cluster, store))
+        snapshot = read_workdir(spec, store.root)
     job = store.new_job_id()
     targets = targets_of(spec.cluster, job, spec.name)
     make_ready_for(targets)
@@ -146,12 +145,6 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             link.close()
         raise
     return Started(job, plan, targets, links)
-
-
-def _own_folders(cluster: ClusterSpec, store: Store) -> list[Path]:
-    """Of dtrain's on this machine."""
-    is_node = any(instance.host is None for instance in cluster.instances)
-    return [store.root, *([Path(root_of(cluster.dir))] if is_node else [])]
 
 
 def _judge(spec: JobSpec, probed: Mapping[str, Probed], progress: Progress) -> None:

@@ -100,11 +100,6 @@ class Store:
         home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         return cls(Path(home) / "dtrain")
 
-    @property
-    def digests(self) -> Path:
-        """Where digests.py keeps what it knows."""
-        return self.root / "digests"
-
     # ---- jobs ----
 
     def new_job_id(self) -> str:

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from dtrain.digests import Digests
+from dtrain.digests import Digests, digests_in
 from dtrain.errors import InFile, PreflightFailed, Problem, SpecError
 from dtrain.link import Link
 from dtrain.node import tree, wire
+from dtrain.node.folder import root_of
 from dtrain.node.tree import Found, TreeEntry
 from dtrain.spec import JobSpec, Module, Run, Script
 from dtrain.trainers.config import TrainerConfig
@@ -44,6 +45,20 @@ class Snapshot:
     @property
     def hash(self) -> str:
         return tree.manifest_hash(self.manifest)
+
+
+def read_workdir(spec: JobSpec, state: Path) -> Snapshot:
+    """What of a job's working directory goes to the nodes.
+
+    Args:
+        state: dtrain's folder on this machine.
+
+    Raises:
+        PreflightFailed: a file cannot be read, or they are too many.
+    """
+    is_node = any(instance.host is None for instance in spec.cluster.instances)
+    own = [state, *([Path(root_of(spec.cluster.dir))] if is_node else [])]
+    return scan_workdir(spec.workdir, spec.outputs, digests_in(state), own)
 
 
 def scan_workdir(workdir: Path, outputs: str, digests: Path, own: Collection[Path] = ()) -> Snapshot:

@@ -108,6 +108,25 @@ class Node:
         """Run something on the node, with its files and processes."""
         return _run("nsenter", "--net", "--pid", "--mount", "--target", str(self.init), *argv)
 
+    @contextmanager
+    def small_disk(self, folder: str, size: str) -> Iterator[None]:
+        """A disk of its own, empty and so small, is in a folder's place."""
+        self.within("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+        try:
+            yield
+        finally:
+            self.within("umount", "-l", folder)
+
+    @contextmanager
+    def in_place_of(self, path: str, other: str) -> Iterator[None]:
+        """On this node alone, a file is another one."""
+        real = self.within("readlink", "-f", path).strip()
+        self.within("mount", "--bind", other, real)
+        try:
+            yield
+        finally:
+            self.within("umount", real)
+
     def path(self, absolute: str) -> Path:
         """A file of the node, from here."""
         return self.root / absolute.lstrip("/")

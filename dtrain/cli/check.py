@@ -53,7 +53,7 @@ def command(
     spec = load_job(file, overrides) if is_job else benchmark_job(file, AllreduceConfig(), overrides)
     line = _Line()
     with line:
-        checked = check(spec, line, digests=Store.default().digests, lease_s=api.LEASE_S, ignored={*ignore, *spec.preflight.ignore})
+        checked = check(spec, line, state=Store.default().root, lease_s=api.LEASE_S, ignored={*ignore, *spec.preflight.ignore})
     if as_json:
         click.echo(json.dumps(_as_data(spec, checked), indent=1))
         return checked.exit_code

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.cluster import PLACE, Workspace
-from tests.lan import DIR, Lan, Node
+from tests.lan import DIR, Lan
 from tests.nvidia import Gpus
 from tests.ssh import write_user_files
 
@@ -82,13 +82,13 @@ def other_host_key(lan: Lan, workspace: Workspace) -> Iterator[None]:
 
 @contextmanager
 def full_disk(lan: Lan, workspace: Workspace) -> Iterator[None]:
-    with mounted(lan.nodes[1], "/var/tmp", "64k"):
+    with lan.nodes[1].small_disk("/var/tmp", "64k"):
         yield
 
 
 @contextmanager
 def little_shm(lan: Lan, workspace: Workspace) -> Iterator[None]:
-    with mounted(lan.nodes[1], "/dev/shm", "1m"):
+    with lan.nodes[1].small_disk("/dev/shm", "1m"):
         yield
 
 
@@ -143,20 +143,9 @@ def other_mpi(lan: Lan, workspace: Workspace) -> Iterator[None]:
     mpich = n2.path("/run/etc/mpirun")
     mpich.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
     mpich.chmod(0o755)
-    real = n2.within("readlink", "-f", "/usr/bin/mpirun").strip()
-    n2.within("mount", "--bind", "/run/etc/mpirun", real)
-    yield
-    n2.within("umount", real)
-    mpich.unlink()
-
-
-@contextmanager
-def mounted(node: Node, folder: str, size: str) -> Iterator[None]:
-    node.within("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
-    try:
+    with n2.in_place_of("/usr/bin/mpirun", "/run/etc/mpirun"):
         yield
-    finally:
-        node.within("umount", "-l", folder)
+    mpich.unlink()
 
 
 @contextmanager
@@ -390,3 +379,20 @@ def test_ctrl_c_leaves_nothing(lan: Lan, workspace: Workspace) -> None:
 def test_findings_that_nobody_can_pass_over(workspace: Workspace) -> None:
     refused = workspace.dtrain("check", "--ignore", "rendezvous-blocked")
     assert refused.code == 2 and "torch-differs" in refused.err, refused.err
+
+
+def test_what_a_check_reads_is_what_a_launch_sends(workspace: Workspace) -> None:
+    """Of a working directory that holds dtrain's own folder, and grows with each launch, neither takes that along."""
+    workspace.write("train.py", "print('here')\n")
+    own = workspace.workdir / "own"
+    own.mkdir(mode=0o700)
+    with (own / "large").open("wb") as large:
+        large.truncate(600_000_000)
+    cluster = f"{{instances: 1, gpus_per_instance: 1, device: cpu, dir: {own}}}"
+    workspace.write("job.yaml", f"launcher: none\nscript: train.py\ncluster: {cluster}\n")
+    check = workspace.dtrain("check")
+    assert check.code == 0 and "workdir-unfit" not in check.out, check.out
+    assert workspace.dtrain("launch").code == 0
+    own.rename(workspace.workdir / "other")
+    refused = workspace.dtrain("check")
+    assert refused.code == 78 and "workdir-unfit" in refused.out and "other/large 600 MB" in refused.out, refused.out

@@ -153,20 +153,16 @@ def test_ctrl_c_does_not_wait_for_a_node_that_does_not_answer(lan: Lan, workspac
 
 def test_a_node_without_room_for_dtrain_itself(lan: Lan, workspace: Workspace) -> None:
     full = lan.nodes[1]
-    nsenter = ("nsenter", "--mount", "--target", str(full.init))
     full.path("/var/tmp/full").mkdir()
-    subprocess.run((*nsenter, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/var/tmp/full"), check=True)
-    try:
+    with full.small_disk("/var/tmp/full", "64k"):
         workspace.write("train.py", "print('started')\n")
         workspace.write("full.yaml", lan.cluster(dir="/var/tmp/full/dtrain"))
         result = workspace.dtrain("launch", workspace.write("job.yaml", "script: train.py\ncluster: full.yaml\n"))
         assert result.code == 73, result.err
         assert "n2: No space left on device" in result.err and "hint: make room there" in result.err
         assert not list(full.path("/var/tmp/full/dtrain/bundles").iterdir())
-    finally:
-        subprocess.run((*nsenter, "umount", "/var/tmp/full"), check=True)
-        for node in lan.nodes:
-            shutil.rmtree(node.path("/var/tmp/full"))
+    for node in lan.nodes:
+        shutil.rmtree(node.path("/var/tmp/full"))
 
 
 def test_a_firewall_between_the_nodes_is_found_before_anything_starts(lan: Lan, workspace: Workspace) -> None:
@@ -363,10 +359,8 @@ def test_a_pipeline_of_four_machines(lan: Lan, workspace: Workspace) -> None:
 
 def test_a_workdir_that_did_not_fit_is_not_in_the_way_of_one_that_does(lan: Lan, workspace: Workspace) -> None:
     small = lan.nodes[1]
-    nsenter = ("nsenter", "--mount", "--target", str(small.init))
     small.path("/var/tmp/small").mkdir()
-    subprocess.run((*nsenter, "mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", "/var/tmp/small"), check=True)
-    try:
+    with small.small_disk("/var/tmp/small", "12m"):
         workspace.write("train.py", "print('started')\n")
         workspace.write("small.yaml", lan.cluster(dir="/var/tmp/small/dtrain"))
         job = workspace.write("job.yaml", "launcher: none\nscript: train.py\ncluster: small.yaml\n")
@@ -380,7 +374,5 @@ def test_a_workdir_that_did_not_fit_is_not_in_the_way_of_one_that_does(lan: Lan,
         workspace.write("large", os.urandom(2_000_000).hex())
         result = workspace.dtrain("launch", job)
         assert result.code == 0, result.err
-    finally:
-        subprocess.run((*nsenter, "umount", "/var/tmp/small"), check=True)
-        for node in lan.nodes:
-            shutil.rmtree(node.path("/var/tmp/small"))
+    for node in lan.nodes:
+        shutil.rmtree(node.path("/var/tmp/small"))

@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -299,7 +297,7 @@ def test_a_killed_part_of_mpi_fails_the_job_and_leaves_nothing(lan: Lan, workspa
 def test_a_node_without_mpirun_is_named_before_anything_starts(lan: Lan, workspace: Workspace) -> None:
     workspace.write("wait.py", WAIT)
     job = workspace.write("job.yaml", "launcher: mpirun\nscript: wait.py\ncluster: lan.yaml\n")
-    with in_place_of(lan.nodes[1], "/usr/bin/mpirun", "/dev/null"):
+    with lan.nodes[1].in_place_of("/usr/bin/mpirun", "/dev/null"):
         result = workspace.dtrain("launch", job)
         assert result.code == 78, result.err
         assert "n2: mpirun is not installed" in result.err and "n1:" not in result.err and "n3:" not in result.err
@@ -315,7 +313,7 @@ def test_different_major_versions_are_refused(lan: Lan, workspace: Workspace) ->
     newer.chmod(0o755)
     job = workspace.write("job.yaml", "launcher: mpirun\nscript: wait.py\ncluster: lan.yaml\n")
     shutil.copy(newer, lan.nodes[2].path("/run/etc/mpirun5"))
-    with in_place_of(lan.nodes[2], "/usr/bin/mpirun", "/run/etc/mpirun5"):
+    with lan.nodes[2].in_place_of("/usr/bin/mpirun", "/run/etc/mpirun5"):
         result = workspace.dtrain("launch", job)
     assert result.code == 78, result.err
     assert re.search(r"different Open MPI: 4\.\d+\.\d+ on n1, n2; 5\.0\.3 on n3", result.err), result.err
@@ -325,19 +323,7 @@ def test_different_major_versions_are_refused(lan: Lan, workspace: Workspace) ->
 def kill(node: Node, command: str) -> None:
     """KILL the process whose command begins so; the node's own number of it, hence from within."""
     pid = next(pid for pid, running in node.processes().items() if running.startswith(command))
-    subprocess.run(("nsenter", "--pid", "--mount", "--target", str(node.init), "kill", "-9", str(pid)), check=True)
-
-
-@contextmanager
-def in_place_of(node: Node, path: str, other: str) -> Iterator[None]:
-    """On this node alone, a file is another one."""
-    enter = ("nsenter", "--pid", "--mount", "--target", str(node.init))
-    real = subprocess.run((*enter, "readlink", "-f", path), capture_output=True, text=True, check=True).stdout.strip()
-    subprocess.run((*enter, "mount", "--bind", other, real), check=True)
-    try:
-        yield
-    finally:
-        subprocess.run((*enter, "umount", real), check=True)
+    node.within("kill", "-9", str(pid))
 
 
 def assert_untouched(lan: Lan, workspace: Workspace) -> None:
