@@ -51,22 +51,7 @@ def connect(targets: Sequence[Target], step: Callable[[str], None], within_s: fl
     Args:
         step: is told what is waited for.
     """
-    connecting = f"connecting to {counted(len(targets), 'node')}"
-    step(connecting)
-    links: dict[str, Link] = {}
-
-    def reach(target: Target) -> Link:
-        links[target.node] = Link.open(target, within_s)
-        return links[target.node]
-
-    try:
-        return outcomes(
-            [(target.node, partial(reach, target)) for target in targets],
-            waiting=lambda nodes: step(f"{connecting}: waiting for {listed(nodes)}"),
-        )
-    except BaseException:
-        _close(links)
-        raise
+    return _reach(targets, f"connecting to {counted(len(targets), 'node')}", step, within_s, lambda target, link: link)[1]
 
 
 def connect_and_probe(targets: Sequence[Target], step: Callable[[str], None], within_s: float) -> tuple[dict[str, Link], Outcomes[Probed]]:
@@ -78,21 +63,26 @@ def connect_and_probe(targets: Sequence[Target], step: Callable[[str], None], wi
     Returns:
         Links to the nodes that were reached, which whoever asks for them closes, and what they said.
     """
-    links: dict[str, Link] = {}
     asking = f"asking {counted(len(targets), 'node')}"
-    step(asking)
+    return _reach(targets, asking, step, within_s, lambda target, link: _ask(target.instance, link, mpi=True))
 
-    def ask(target: Target) -> Probed:
+
+def _reach(
+    targets: Sequence[Target], doing: str, step: Callable[[str], None], within_s: float, then: Callable[[Target, Link], _T]
+) -> tuple[dict[str, Link], Outcomes[_T]]:
+    step(doing)
+    links: dict[str, Link] = {}
+
+    def reach(target: Target) -> _T:
         links[target.node] = Link.open(target, within_s)
-        return _ask(target.instance, links[target.node], mpi=True)
+        return then(target, links[target.node])
 
+    work = [(target.node, partial(reach, target)) for target in targets]
     try:
-        return links, outcomes(
-            [(target.node, partial(ask, target)) for target in targets],
-            waiting=lambda nodes: step(f"{asking}: waiting for {listed(nodes)}"),
-        )
+        return links, outcomes(work, waiting=lambda nodes: step(f"{doing}: waiting for {listed(nodes)}"))
     except BaseException:
-        _close(links)
+        for link in tuple(links.values()):
+            link.close()
         raise
 
 
@@ -108,11 +98,6 @@ def _ask(instance: Instance, link: Link, *, mpi: bool) -> Probed:
     assert isinstance(reply, wire.NodeFacts)
     clock_s = reply.machine.clock_s
     return Probed(reply, clock_s - min(max(clock_s, asked_at), answered_at))
-
-
-def _close(links: Mapping[str, Link]) -> None:
-    for link in tuple(links.values()):
-        link.close()
 
 
 def judge_nodes(spec: JobSpec, probed: Mapping[str, Probed]) -> tuple[Finding, ...]:
