@@ -43,6 +43,7 @@ _BUFFER_BYTES = 65536  # what is sent fits into it, so that nothing has to be se
 _NOBODYS = "127.255.255.254"  # an address of this node that nobody uses
 
 _ANOTHER = "another machine answered"
+_BROKE = "it hung up"
 LOSES_LARGE = "larger packets are lost (MTU)"
 NO_ROUTE = "no route"
 
@@ -351,7 +352,7 @@ def _go_on(connection: socket.socket, call: _Call, selector: selectors.BaseSelec
     if part and len(call.heard) < wanted:
         return None
     if call.is_answered:
-        return "" if part else LOSES_LARGE
+        return "" if part else _BROKE
     if not hmac.compare_digest(bytes(call.heard), call.expected):
         return _ANOTHER
     call.is_answered = True

@@ -208,15 +208,20 @@ def test_garbage_gets_no_answer(held: socket.socket, listener: Listener, said: b
     assert dial(TOKEN, [DialTarget("node1", "127.0.0.1", _port(held))]) == ("",)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1400])
-def test_a_path_that_loses_larger_packets(num_bytes: int) -> None:
-    """The right node answers in few bytes, and of what has more nothing or a part comes through."""
+@pytest.mark.parametrize(
+    ("num_bytes", "is_there", "cause"),
+    [(0, True, "larger packets are lost (MTU)"), (1400, True, "larger packets are lost (MTU)"), (1400, False, "it hung up")],
+)
+def test_a_path_on_which_only_the_first_words_come_through(num_bytes: int, is_there: bool, cause: str) -> None:
+    """The right node answers in few bytes; of what has more nothing or a part arrives, or it hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         causes = pool.submit(dial, TOKEN, [DialTarget("node1", "127.0.0.1", _port(server))], 0.5)
         with server.accept()[0] as connection:
             nonce = connection.recv(48, socket.MSG_WAITALL)[:16]
             connection.sendall(hmac.digest(TOKEN.encode(), b"herenode1" + nonce, "sha256") + bytes(num_bytes))
-            assert causes.result() == ("larger packets are lost (MTU)",)
+            if not is_there:
+                connection.shutdown(socket.SHUT_WR)
+            assert causes.result() == (cause,)
 
 
 def test_strangers_that_stay_silent_do_not_keep_others_out(held: socket.socket) -> None:
