@@ -1,6 +1,6 @@
 """What `dtrain check` takes: of 64 nodes that are well, and of 1,000 that are not.
 
-64 sshd on loopback are nodes of their own to dtrain: each is logged in to and asked, and dials 32 others or more. All of that is this
+64 sshd on loopback are nodes of their own to dtrain: each is logged in to and asked, and dials 16 others or more. All of that is this
 machine's CPU, so each has one address (`network: lo`), however many this machine has. At most 5 s, with the start of Python, and one
 line of output. Then the recorded facts of 1,000 nodes, of which every tenth differs in all that has to agree and lacks all that a node
 can lack, are judged and printed: at most 1 s.

@@ -15,7 +15,8 @@ from dtrain.spec import ClusterSpec, Instance
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
-_RING = 31  # how many nodes after itself a node dials: all pairs up to 32 nodes, then a number of dials that grows with the nodes
+_ALL_PAIRS = 32  # nodes; among more of them each dials the next ones and the first, so that the dials grow as the nodes do
+_NEXT_ONES = 15
 _MOST_FAULTS = 10
 _MOST_NAMES = 4
 
@@ -106,7 +107,8 @@ def dials(targets: Mapping[str, tuple[Address, ...]], ports: Mapping[str, int]) 
 def _dialed_by(index: int, nodes: Sequence[str]) -> list[str]:
     if index == 0:
         return list(nodes[1:])
-    next_ones = [nodes[(index + step) % len(nodes)] for step in range(1, min(len(nodes) - 1, _RING) + 1)]
+    num_dialed = len(nodes) - 1 if len(nodes) <= _ALL_PAIRS else _NEXT_ONES
+    next_ones = [nodes[(index + step) % len(nodes)] for step in range(1, num_dialed + 1)]
     return next_ones if nodes[0] in next_ones else [nodes[0], *next_ones]
 
 

@@ -11,7 +11,7 @@ Made by `make docs` from `dtrain/findings.py`.
 
 `dtrain check` proves a cluster before a worker starts, and `dtrain launch` does the same each time: it logs in to every node,
 asks what it is and has, and lets the nodes dial each other at the ports where they would meet, with small and with larger
-packets. Up to 32 nodes every one dials every other; of more, each dials the next 31 and the first, and the first one all.
+packets. Up to 32 nodes every one dials every other; of more, each dials the next 15 and the first, and the first one all.
 What is found has one of these names. An error stops a launch; a warning is shown. Those marked with a star can be passed over:
 `dtrain check --ignore NAME`, or `preflight: {ignore: [NAME]}` in the job file.
 """

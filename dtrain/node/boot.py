@@ -8,13 +8,9 @@ then:  frames (wire.py)
 """
 
 import errno
-import io
 import json
 import os
-import shutil
 import sys
-import tempfile
-import zipfile
 
 
 def _read_line() -> bytes:
@@ -46,7 +42,16 @@ def _bundle() -> str:
         os.write(1, b"have\n")
         return folder
     os.write(1, b"want\n")
-    data = _read(wanted["size"])
+    _unpack(_read(wanted["size"]), root, folder)
+    return folder
+
+
+def _unpack(data: bytes, root: str, folder: str) -> None:
+    import io
+    import shutil
+    import tempfile
+    import zipfile
+
     os.makedirs(root, mode=0o700, exist_ok=True)
     if os.lstat(root).st_uid != os.getuid() or os.path.islink(root):
         raise OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}, for it is a symlink or another user's", root)
@@ -61,7 +66,6 @@ def _bundle() -> str:
         os.rename(unpacked, folder)
     except OSError:  # another session was faster
         shutil.rmtree(unpacked)
-    return folder
 
 
 try:

@@ -11,9 +11,9 @@ import socket
 import stat
 import struct
 import time
-from dataclasses import dataclass
 
 from dtrain.node import wire
+from dtrain.node.record import dataclass
 from dtrain.node.tree import Trees
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of dtrain's own code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import queue
 import resource
 import shutil
@@ -26,7 +25,7 @@ _SYSTEMD = "/run/systemd/system"
 def machine(node_dir: NodeDir, left_over: tuple[LeftOver, ...]) -> Machine:
     return Machine(
         system=_system(),
-        kernel=platform.release(),
+        kernel=os.uname().release,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         container=_container(),
         name_means=_name_means(),
@@ -49,7 +48,7 @@ def _system() -> str:
         for line in file:
             if line.startswith("PRETTY_NAME="):
                 return line.partition("=")[2].strip().strip("\"'")
-    return platform.system()
+    return os.uname().sysname
 
 
 def _container() -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import gpus
@@ -17,32 +15,35 @@ from dtrain.node.addresses import addresses
 from dtrain.node.folder import NodeDir
 from dtrain.node.machine import machine
 from dtrain.node.preparation import Refused
+from dtrain.node.record import dataclass
 from dtrain.node.wire import Failed, LeftOver, NodeFacts, Probe
 
 _PYTHON_TIMEOUT_S = 30.0
 _MPIRUN_TIMEOUT_S = 10.0
 _OLDEST = (3, 9)  # of worker.py
 
-# Runs under the workers' interpreter. torch says its versions in a file of its own; importing it would take seconds.
+# Runs under the workers' interpreter. torch and NCCL say their versions in a file and in a folder's name: to import torch would take
+# seconds, and importlib.metadata three times as long as all of this.
 _ASK_PYTHON = """
-import json, sys
+import sys
 version = "%d.%d.%d" % sys.version_info[:3]
-if sys.version_info < (3, 9):
-    sys.exit(print(json.dumps([version, "", "", ""])))
-import importlib.metadata, importlib.util, re
-found = importlib.util.find_spec("torch")
 torch = cuda = nccl = ""
-if found is not None and found.submodule_search_locations:
-    with open(found.submodule_search_locations[0] + "/version.py") as file:
-        text = file.read()
-    said = {name: value for name, value in re.findall(r"^(\\w+)[^=\\n]*= ['\\"](.*)['\\"]", text, re.M)}
-    torch, cuda = said.get("__version__", "unknown"), said.get("cuda", "")
-    for package in ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        try:
-            nccl = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-print(json.dumps([version, torch, cuda, nccl]))
+if sys.version_info >= (3, 9):
+    import importlib.util, os
+    found = importlib.util.find_spec("torch")
+    if found is not None and found.submodule_search_locations:
+        said = {}
+        with open(os.path.join(found.submodule_search_locations[0], "version.py")) as file:
+            for line in file:
+                name, _, value = line.partition(" = ")
+                said[name.partition(":")[0]] = value.strip()
+        torch, cuda = (said[name].strip("'\\"") if said.get(name, "None") != "None" else "" for name in ("__version__", "cuda"))
+        start, end = "nvidia_nccl_cu%s-" % cuda.partition(".")[0], ".dist-info"
+        folders = [folder for folder in sys.path if cuda and os.path.isdir(folder) and os.access(folder, os.R_OK)]
+        names = [name for folder in folders for name in os.listdir(folder) if name.startswith(start) and name.endswith(end)]
+        nccl = names[0][len(start):-len(end)] if names else ""
+        torch = torch or "unknown"
+print("\\t".join((version, torch, cuda, nccl)))
 """
 
 
@@ -115,7 +116,7 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
         asked.communicate()
         raise ValueError(f"{path} did not answer within {_PYTHON_TIMEOUT_S:g} s") from None
     try:
-        told = _Python(path, *json.loads(said.strip().rpartition("\n")[2]))  # a wrapper may print before it
+        told = _Python(path, *said.rstrip("\n").rpartition("\n")[2].split("\t"))  # a wrapper may print before it
         version = tuple(map(int, told.version.split(".")))
     except (ValueError, TypeError, AttributeError):
         words = complained.strip() or said.strip()

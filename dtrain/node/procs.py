@@ -9,10 +9,10 @@ import os
 import resource
 import signal
 import time
-from dataclasses import dataclass
 from typing import Callable, Optional
 
 from dtrain.node import wire
+from dtrain.node.record import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

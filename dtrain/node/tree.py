@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Callable, NamedTuple, Optional, TypeVar
@@ -133,7 +132,7 @@ def remove(top: str) -> None:
                         continue
                     if folder != top:
                         os.chmod(path, 0o700)  # whose parent changes
-                        moved = os.path.join(top, secrets.token_hex(8))
+                        moved = os.path.join(top, os.urandom(8).hex())
                         os.rename(path, moved)
                         path = moved
                     waiting.append(path)
@@ -166,7 +165,7 @@ class Trees:
             raise ValueError("the list of files is not the one that was offered")
         unpack(TreeEntry, data)
         os.makedirs(self._manifests, mode=0o700, exist_ok=True)
-        partial = os.path.join(self._manifests, f"{_INCOMING}{secrets.token_hex(8)}")
+        partial = os.path.join(self._manifests, f"{_INCOMING}{os.urandom(8).hex()}")
         try:
             fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -264,7 +263,7 @@ class Incoming:
         self.left_bytes = sum(entry.size_bytes for entry in wanted)
         self._folder = folder
         self._wanted = iter(wanted)
-        self._partial = os.path.join(folder, f"{_INCOMING}{secrets.token_hex(8)}")
+        self._partial = os.path.join(folder, f"{_INCOMING}{os.urandom(8).hex()}")
         self._entry: Optional[TreeEntry] = None  # that is being received
         self._fd = -1
         self._is_broken = False

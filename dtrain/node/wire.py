@@ -13,8 +13,10 @@ import functools
 import json
 import struct
 import typing
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Callable, ClassVar, Optional, Union
+
+from dtrain.node.record import dataclass
 
 MAGIC = b"\0DTRAIN1\0\n"  # what a node says first; whatever its shell printed before that is noise
 EVENTS = "events.jsonl"
