@@ -17,7 +17,7 @@ import click
 import dtrain
 from dtrain.cli.error_json import error_json
 from dtrain.cli.streams import ReaderGone, take_over
-from dtrain.errors import CTRL_C, STOPPED, DtrainError
+from dtrain.errors import CTRL_C, DtrainError
 from dtrain.shell_words import visible
 
 # name: (module, what `dtrain --help` says of it)
@@ -63,9 +63,7 @@ def main() -> None:
     take_over()
     code = run(sys.argv[1:])
     sys.stderr.flush()
-    if code in (CTRL_C, STOPPED):
-        os._exit(code)  # connections that are being made, in threads of their own, would hold the end up
-    sys.exit(code)
+    os._exit(code)  # a hundred connections, each in a thread of its own, would hold the end up
 
 
 def run(argv: list[str]) -> int:

@@ -29,8 +29,8 @@ import sys
 version = "%d.%d.%d" % sys.version_info[:3]
 torch = cuda = nccl = ""
 if sys.version_info >= (3, 9):
-    import importlib.util, os
-    found = importlib.util.find_spec("torch")
+    import os
+    found = next(filter(None, (finder.find_spec("torch", None) for finder in sys.meta_path if hasattr(finder, "find_spec"))), None)
     if found is not None and found.submodule_search_locations:
         said = {}
         with open(os.path.join(found.submodule_search_locations[0], "version.py")) as file:
