@@ -57,7 +57,7 @@ def _plan(job: Path) -> None:
     plan = make_plan(spec)
     console = Console(file=io.StringIO(), width=80)
     print_plan(console, plan, None)
-    print_commands(console, node_commands(spec, plan, "<job>"))
+    print_commands(console, node_commands(spec, plan, "<job>"), spec.env)
 
 
 def _read(job: Path) -> None:
