@@ -1,4 +1,4 @@
-"""A YAML file as plain values, with the position of every one of them.
+"""A YAML file as plain values, with the position of every one of them and of every key.
 
 A scalar is the text that was typed: what YAML 1.1 makes of `on`, `08`, `12:30` or `1e-3` is for nobody's good. Only a place
 with nothing typed is None. shape.py turns text into a number or a bool where one is wanted.
@@ -24,8 +24,10 @@ from dtrain.spec.mistake import Mistake, Place, named, nearest_file, typed
 
 Value: TypeAlias = "dict[str, Value] | list[Value] | str | int | float | bool | None"
 Position: TypeAlias = tuple[int, int]  # line and column, from 1
+Positions: TypeAlias = tuple[Position, Position]  # of the key and of the value
 Order: TypeAlias = tuple[int, int, int]  # in which mistakes are told
 
+_START: Position = (1, 1)
 _MAX_BYTES = 4 * 2**20  # a stored job has the variables in it that it took from its environment, of which Linux gives no process more
 _MAX_READ_TWICE = 256 * 1024  # characters
 MAX_DEPTH = 20
@@ -35,11 +37,11 @@ _MAX_NODES = 2 * _MAX_VALUES  # a key for each value
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The mapping in a file. A value's position is that of its key, or of the item where it stands in a list."""
+    """The mapping in a file. An item of a list has no key: both of its positions are its own."""
 
     shown: str  # the path as the user gave it
     values: dict[str, Value]
-    positions: Mapping[Place, Position]
+    positions: Mapping[Place, Positions]
     plain: frozenset[Place]  # scalars without quotes
     options: Mapping[Place, str] = field(default_factory=dict)  # what an option of the command line set, in the order typed
     faults: tuple[tuple[Position, Problem], ...] = ()  # what is wrong with the YAML itself, though it could be read
@@ -70,16 +72,17 @@ class Document:
         faults = [((0, *position), problem) for position, problem in self.faults]
         placed = []
         for mistake in mistakes:
-            order, place = self._where(mistake.at)
+            order, place = self._where(mistake.at, of_key=mistake.of_key)
             placed.append((order, Problem(place, mistake.message, mistake.hint)))
         return [problem for _, problem in sorted([*faults, *placed], key=lambda pair: pair[0])]
 
-    def _where(self, at: Place) -> tuple[Order, InFile | InOption]:
+    def _where(self, at: Place, *, of_key: bool = False) -> tuple[Order, InFile | InOption]:
         while at and at not in self.positions and at not in self.options:
-            at = at[:-1]
+            at, of_key = at[:-1], True  # of the mapping that lacks it
         if at in self.options:
             return (1, list(self.options).index(at), 0), InOption(self.options[at])
-        line, column = self.positions.get(at, (1, 1))
+        of_the_key, of_the_value = self.positions.get(at, (_START, _START))
+        line, column = of_the_key if of_key else of_the_value
         return (0, line, column), InFile(self.shown, line, column)
 
 
@@ -264,7 +267,7 @@ class _Reading:
     """Turns nodes into values and notes where each stands."""
 
     shown: str
-    positions: dict[Place, Position] = field(default_factory=dict)
+    positions: dict[Place, Positions] = field(default_factory=dict)
     plain: set[Place] = field(default_factory=set)
     faults: list[tuple[Position, Problem]] = field(default_factory=list)
     num_values: int = 0
@@ -272,12 +275,12 @@ class _Reading:
 
     def mapping(self, node: yaml.MappingNode, at: Place) -> dict[str, Value]:
         if not at:
-            self.positions[at] = _position(node)
+            self.positions[at] = (_position(node), _position(node))
         values: dict[str, Value] = {}
         for key_node, value_node in node.value:
             key = self._key(key_node, at, values)
             if key is not None:
-                self.positions[(*at, key)] = _position(key_node)
+                self.positions[(*at, key)] = _positions(key_node, value_node)
                 values[key] = self._value(value_node, (*at, key))
         return values
 
@@ -290,7 +293,7 @@ class _Reading:
             return None
         key = self._text(node)
         if key in before:
-            line = self.positions[(*at, key)][0]
+            (line, _), _ = self.positions[(*at, key)]
             self._fault(node, f"the key {typed(key)} stands here a second time", f"the first one is in line {line}: remove one")
             return None
         return key
@@ -301,10 +304,10 @@ class _Reading:
             raise self._too_much(_position(node), f"{named(at[:1])} grows without end when its aliases (*) are written out")
         if self.num_values > _MAX_VALUES:
             message = f"with {named(at[:1])} the file has more than {_MAX_VALUES} values, when its aliases (*) are written out"
-            raise self._too_much(self.positions[at[:1]], message)
+            raise self._too_much(self.positions[at[:1]][0], message)
         if len(at) > MAX_DEPTH:  # which the events cannot show: each alias is one
             message = f"{named(at[:1])} is nested more than {MAX_DEPTH} levels deep when its aliases (*) are written out"
-            raise self._too_much(self.positions[at[:1]], message)
+            raise self._too_much(self.positions[at[:1]][0], message)
         if not isinstance(node, yaml.ScalarNode):
             assert isinstance(node, yaml.MappingNode | yaml.SequenceNode)
             self.around.append(node)
@@ -323,7 +326,7 @@ class _Reading:
     def _list(self, node: yaml.SequenceNode, at: Place) -> list[Value]:
         values: list[Value] = []
         for index, item in enumerate(node.value):
-            self.positions[(*at, index)] = _position(item)
+            self.positions[(*at, index)] = (_position(item), _position(item))
             values.append(self._value(item, (*at, index)))
         return values
 
@@ -346,3 +349,16 @@ class _Reading:
 
 def _position(node: yaml.Node) -> Position:
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _positions(key_node: yaml.Node, node: yaml.Node) -> Positions:
+    """Both are the key's where nothing is typed behind it, where keys or items stand in lines below it, and where it has an alias,
+    whose node is the one that it stands for, further up.
+    """
+    key, value = _position(key_node), _position(node)
+    if isinstance(node, yaml.CollectionNode):
+        has_its_own = bool(node.flow_style)
+    else:
+        assert isinstance(node, yaml.ScalarNode)
+        has_its_own = bool(node.style or node.value)
+    return (key, value) if has_its_own and value > key else (key, key)

@@ -98,9 +98,10 @@ def _name_mistake(name: str, launcher: str, at: Place) -> Mistake | None:
     if not _NAME.fullmatch(name):
         near = re.sub(r"[^A-Za-z0-9_]+", "_", name.partition("=")[0]).strip("_")[:60]
         such = near if _NAME.fullmatch(near) else "NAME"
-        return Mistake(at, f"{typed(name)} cannot be a variable's name", f"letters, digits and '_', no digit first, such as {such}: value")
+        letters = f"letters, digits and '_', no digit first, such as {such}: value"
+        return Mistake(at, f"{typed(name)} cannot be a variable's name", letters, of_key=True)
     ours = {**_SET_BY_US, **(_SET_UNDER_NONE if launcher == "none" else {})}
     hint = ours.get(name)
     if hint is None and name.startswith("DTRAIN_"):
         hint = "names that begin with DTRAIN_ are dtrain's own: choose another"
-    return None if hint is None else Mistake(at, f"{name} is set by dtrain in every worker", hint)
+    return None if hint is None else Mistake(at, f"{name} is set by dtrain in every worker", hint, of_key=True)

@@ -261,7 +261,8 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     text = file.outputs
     if not file.sync and document.given("outputs"):
         hint = "leave it out, and write to the folder that $DTRAIN_OUTPUT_DIR names"
-        return [Mistake(("outputs",), "outputs is a folder of the workdir that is sent, and with sync: false none is", hint)]
+        message = "outputs is a folder of the workdir that is sent, and with sync: false none is"
+        return [Mistake(("outputs",), message, hint, of_key=True)]
     path = PurePosixPath(text)
     if path.parts and not path.is_absolute() and ".." not in path.parts and not text.startswith("~"):
         above = [workdir / part for part in path.parents if part.parts]
@@ -293,7 +294,7 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster_size: int 
     there = [key for key in RUN_KEYS if key in document.values and not document.emptied(key)]
     if len(there) > 1:
         at = document.last([(key,) for key in there])
-        return None, [Mistake(at, f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them")]
+        return None, [Mistake(at, f"a job runs one thing, and {' and '.join(there)} stand here", "keep one of them", of_key=True)]
     if not there:
         if misspelt(RUN_KEYS, (), around.wrong):
             return None, []
@@ -303,9 +304,8 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster_size: int 
     if there == ["trainer"]:
         mistakes = trainer_mistakes(file.trainer, document, around.wrong, cluster_size, workdir if is_seen else None)
         if file.args is not None:
-            mistakes.append(
-                Mistake(("args",), "args are for a script, a module or a command, not for a trainer", "write the trainer's keys instead")
-            )
+            message = "args are for a script, a module or a command, not for a trainer"
+            mistakes.append(Mistake(("args",), message, "write the trainer's keys instead", of_key=True))
         return file.trainer, mistakes
     args += around.arguments
     if file.script is not None:

@@ -42,7 +42,7 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
     document = read_document(path, example=_JOB_EXAMPLE)
     if "instances" in document.values and not any(key in document.values for key in RUN_KEYS):
         hint = f"`dtrain launch job.yaml --cluster {document.shown}` runs a job on it, and `dtrain init` writes a job file"
-        raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint)]))
+        raise SpecError(document.problems([Mistake(("instances",), "this is a cluster file; a job file is wanted", hint, of_key=True)]))
     document, cluster_settings, others = _with_settings(document, overrides)
     file: JobFile | None
     file, mistakes = fit(
@@ -73,7 +73,8 @@ def load_cluster(path: Path, settings: Sequence[Setting] = ()) -> ClusterSpec:
     """Raises SpecError: all that is wrong with the file, and with what is set in it."""
     document = read_document(path, example=_CLUSTER_EXAMPLE)
     if (run_key := _job_key(document)) is not None:
-        raise SpecError(document.problems([Mistake((run_key,), "this is a job file; a cluster file is wanted", _HAS_INSTANCES)]))
+        mistake = Mistake((run_key,), "this is a job file; a cluster file is wanted", _HAS_INSTANCES, of_key=True)
+        raise SpecError(document.problems([mistake]))
     return _cluster_at(path, document, settings)
 
 

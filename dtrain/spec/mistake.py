@@ -20,6 +20,7 @@ class Mistake:
     at: Place
     message: str
     hint: str | None = None
+    of_key: bool = False  # it is the key that is wrong, or that holds too little, and not what is typed behind it
 
 
 def outside(mistakes: Iterable[Mistake], wrong: Collection[Place]) -> list[Mistake]:

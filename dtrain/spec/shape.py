@@ -145,7 +145,7 @@ def _mistakes(
             mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}, guess=len(mistakes) < _MOST_GUESSES))
         elif error["type"] == "missing":
             owner = f"{named(at)} " if at else ""
-            mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it"))
+            mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it", of_key=True))
         elif error["type"] == "literal_error":
             wanted.setdefault(at, []).append(error["ctx"]["expected"])
         else:
@@ -163,9 +163,9 @@ def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str
     known = keys_at(shape, at[:-1])
     key = str(at[-1])
     if instead := not_yet(at):
-        return Mistake(at, f"{key} is not supported yet", instead)
+        return Mistake(at, f"{key} is not supported yet", instead, of_key=True)
     hint = (elsewhere.get(key) or _likely(shape, key, known)) if guess else None
-    return Mistake(at, f"unknown key {typed(key)}", hint or f"known here: {', '.join(known)}")
+    return Mistake(at, f"unknown key {typed(key)}", hint or f"known here: {', '.join(known)}", of_key=True)
 
 
 def _likely(shape: TypeAdapter[Any], key: str, known: Sequence[str]) -> str | None:

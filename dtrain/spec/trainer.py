@@ -172,14 +172,15 @@ def _pair_mistakes(trainer: TrainerConfig, document: Document) -> list[Mistake]:
 def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
     given = [key for key in keys if document.given(*at, key)]
     if len(given) > 1:
-        return [Mistake(document.last([(*at, key) for key in given]), f"{named(at)} has both {' and '.join(given)}", "keep one of them")]
+        last = document.last([(*at, key) for key in given])
+        return [Mistake(last, f"{named(at)} has both {' and '.join(given)}", "keep one of them", of_key=True)]
     return _lacking(at, keys, why, document, wrong)
 
 
 def _lacking(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
     if any(document.given(*at, key) for key in keys) or misspelt(keys, at, wrong):
         return []
-    return [Mistake(at, f"{named(at)} lacks one of {' and '.join(keys)}", f"add one of them: {why}")]
+    return [Mistake(at, f"{named(at)} lacks one of {' and '.join(keys)}", f"add one of them: {why}", of_key=True)]
 
 
 def _at_least_1(at: Place, number: int | None) -> list[Mistake]:

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.net
         ("", "job.yaml:1:1", "the file is empty"),
         ("script: [", "job.yaml:1:10", "not YAML"),
         ("adress: x\nscript: train.py\n", "job.yaml:1:1", "unknown key 'adress'"),
-        ("script: trian.py\n", "job.yaml:1:1", "script 'trian.py' is not there"),
-        ("script: train.py\ncluster: lab.yaml\n", "job.yaml:2:1", "'lab.yaml' is not there"),
+        ("script: trian.py\n", "job.yaml:1:9", "script 'trian.py' is not there"),
+        ("script: train.py\ncluster: lab.yaml\n", "job.yaml:2:10", "'lab.yaml' is not there"),
     ],
 )
 def test_a_wrong_job_file(workspace: Workspace, job: str | None, where: str, message: str) -> None:
@@ -44,7 +44,7 @@ def test_a_batch_that_does_not_fit_what_the_nodes_have(workspace: Workspace) -> 
     workspace.write("job.yaml", f"{trainer}cluster: {{instances: 1, dir: {workspace.nodes}}}\n")
     result = workspace.dtrain("launch")
     assert result.code == 65
-    assert "error: job.yaml:1:63" in result.err and "63" in result.err and "hint: " in result.err
+    assert "error: job.yaml:1:71" in result.err and "63" in result.err and "hint: " in result.err
     assert "Traceback" not in result.err and result.out == ""
     assert not (workspace.root / "state/dtrain/jobs").exists()
 
@@ -172,7 +172,7 @@ def test_names_and_numbers_at_the_edge(workspace: Workspace) -> None:
         assert workspace.dtrain(command, "\udcff").code == 66
     for outputs in ("train.py", "train.py/below"):
         result = workspace.dtrain("launch", workspace.job(f"script: train.py\noutputs: {outputs}\n"))
-        assert result.code == 65 and "job.yaml:3:1: outputs" in result.err
+        assert result.code == 65 and "job.yaml:3:10: outputs" in result.err
 
 
 def test_fetch_into_a_place_that_does_not_take_it(workspace: Workspace) -> None:
@@ -196,7 +196,7 @@ def test_mistakes_are_data_for_scripts(workspace: Workspace) -> None:
     told = json.loads(result.out)
     assert (told["schema_version"], told["num_mistakes"], len(told["mistakes"])) == (1, 32, 20)
     assert told["mistakes"][0] == {
-        "where": {"file": "job.yaml", "line": 1, "column": 1},
+        "where": {"file": "job.yaml", "line": 1, "column": 9},
         "message": "script 'trian.py' is not there",
         "hint": "did you mean 'train.py'?",
     }
@@ -210,7 +210,7 @@ def test_mistakes_are_data_for_scripts(workspace: Workspace) -> None:
     assert json.loads(result.out)["mistakes"][0]["where"] == {"file": "none.yaml", "line": None, "column": None}
     batch = "trainer: {model: digits_cnn, data: digits, epochs: 1, batch: {global: 63}}\ncluster: {instances: 2, gpus_per_instance: 1}\n"
     result = workspace.dtrain("launch", workspace.write("batch.yaml", batch), "--dry-run", "--json")
-    assert result.code == 65 and json.loads(result.out)["mistakes"][0]["where"]["column"] == 63
+    assert result.code == 65 and json.loads(result.out)["mistakes"][0]["where"]["column"] == 71
 
 
 def test_any_other_error_is_data_too(workspace: Workspace) -> None:

@@ -180,7 +180,7 @@ def test_a_batch_that_gives_both_sizes_is_held_to_the_clusters_replicas(tmp_path
 
 def test_a_batch_that_leaves_a_remainder_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     trainer = "trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 3\n  batch: {global: 250}\n"
-    with pytest.raises(SpecError, match=r"job\.yaml:5:11: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
+    with pytest.raises(SpecError, match=r"job\.yaml:5:19: no whole number: global batch 250 = .* 62\.5\nhint: nearest: 248, 252"):
         make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
 
 
@@ -212,7 +212,7 @@ def test_a_model_of_the_users_own_has_layers_that_the_plan_does_not_know(tmp_pat
 
 def test_stages_that_do_not_share_out_the_cluster_are_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     trainer = "trainer:\n  model: gpt\n  data: text\n  epochs: 3\n  batch: {global: 60, micro_batches: 4}\n  pipeline:\n    stages: 3\n"
-    with pytest.raises(SpecError, match=r"job\.yaml:7:5: replicas = cluster size 4 / stages 3 .*\nhint: stages that fit: 1, 2, 4"):
+    with pytest.raises(SpecError, match=r"job\.yaml:7:13: replicas = cluster size 4 / stages 3 .*\nhint: stages that fit: 1, 2, 4"):
         make_plan(_spec(tmp_path, "{instances: 2, gpus_per_instance: 2}", trainer))
 
 

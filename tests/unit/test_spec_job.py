@@ -209,88 +209,88 @@ WRONG = [
     ("scirpt: train.py", "1:1", "unknown key 'scirpt'", "did you mean 'script'?"),
     (S + "module: x", "2:1", "script and module stand here", "keep one"),
     ("script:", "1:1", "script is empty", "train.py"),
-    ("script: [train.py]", "1:1", "script must be text, not a list", "write `script: train.py`"),
-    ("script: code/mian.py", "1:1", "script 'code/mian.py' is not there", "did you mean 'code/main.py'?"),
-    ("script: xyz", "1:1", "script 'xyz' is not there", "looked for in"),
-    ("script: train.py --lr 1", "1:1", "is not there", "under args"),
-    ("script: /etc/passwd", "1:1", "outside of workdir", "workdir"),
-    ("module: train.py", "1:1", "no module's name", "script: train.py"),
-    ("module: a-b", "1:1", "no module's name", "python -m"),
+    ("script: [train.py]", "1:9", "script must be text, not a list", "write `script: train.py`"),
+    ("script: code/mian.py", "1:9", "script 'code/mian.py' is not there", "did you mean 'code/main.py'?"),
+    ("script: xyz", "1:9", "script 'xyz' is not there", "looked for in"),
+    ("script: train.py --lr 1", "1:9", "is not there", "under args"),
+    ("script: /etc/passwd", "1:9", "outside of workdir", "workdir"),
+    ("module: train.py", "1:9", "no module's name", "script: train.py"),
+    ("module: a-b", "1:9", "no module's name", "python -m"),
     ("command: ['']", "1:11", "names no program", "accelerate"),
-    ("command: []", "1:1", "names no program", "accelerate"),
-    ("command: run me\nargs: x", "1:1", "does not use that", '"$@"'),
-    (S + "workdir: train.py", "2:1", "is not a folder", "folder"),
-    (S + "sync: false", "2:1", "wants a workdir that all nodes have", "absolute"),
+    ("command: []", "1:10", "names no program", "accelerate"),
+    ("command: run me\nargs: x", "1:10", "does not use that", '"$@"'),
+    (S + "workdir: train.py", "2:10", "is not a folder", "folder"),
+    (S + "sync: false", "2:7", "wants a workdir that all nodes have", "absolute"),
     (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "DTRAIN_OUTPUT_DIR"),
-    (S + "sync: false\nworkdir: code", "3:1", "wants a workdir that all nodes have", "absolute"),
+    (S + "sync: false\nworkdir: code", "3:10", "wants a workdir that all nodes have", "absolute"),
     (S + "sync:", "2:1", "sync must be true or false, but nothing is there", "remove the key"),
-    (S + "outputs: ../out", "2:1", "no folder inside workdir", "relative"),
-    (S + "outputs: /out", "2:1", "no folder inside workdir", "relative"),
-    (S + "outputs: .", "2:1", "no folder inside workdir", "relative"),
-    (S + "name: a/b", "2:1", "'a/b' cannot be a folder's name", "'a-b'"),
-    (S + "name: ..", "2:1", "cannot be a folder's name", "'job'"),
-    (S + "name: ''", "2:1", "cannot be a folder's name", "'job'"),
-    (S + f"name: {'x' * 101}", "2:1", "cannot be a folder's name", "at most 100"),
-    (S + "launcher: slurm", "2:1", "launcher must be 'torchrun', 'mpirun' or 'none', not 'slurm'", ""),
+    (S + "outputs: ../out", "2:10", "no folder inside workdir", "relative"),
+    (S + "outputs: /out", "2:10", "no folder inside workdir", "relative"),
+    (S + "outputs: .", "2:10", "no folder inside workdir", "relative"),
+    (S + "name: a/b", "2:7", "'a/b' cannot be a folder's name", "'a-b'"),
+    (S + "name: ..", "2:7", "cannot be a folder's name", "'job'"),
+    (S + "name: ''", "2:7", "cannot be a folder's name", "'job'"),
+    (S + f"name: {'x' * 101}", "2:7", "cannot be a folder's name", "at most 100"),
+    (S + "launcher: slurm", "2:11", "launcher must be 'torchrun', 'mpirun' or 'none', not 'slurm'", ""),
     (
         "trainer: {model: digits_cnn, data: digits, epochs: 1}\nlauncher: none",
-        "2:1",
+        "2:11",
         "launcher: none starts no workers",
         "use torchrun or mpirun",
     ),
-    (S + "grace: .inf", "2:1", "grace must be a number, not '.inf'", ""),
-    (S + "grace: 1e999", "2:1", "grace must be a number, not '1e999'", ""),
-    (S + "env: [A=1]", "2:1", "env must be a mapping, not a list", ""),
-    (S + "env:\n  A: [1]", "3:3", "env.A must be text, not a list", "quotes"),
+    (S + "grace: .inf", "2:8", "grace must be a number, not '.inf'", ""),
+    (S + "grace: 1e999", "2:8", "grace must be a number, not '1e999'", ""),
+    (S + "env: [A=1]", "2:6", "env must be a mapping, not a list", ""),
+    (S + "env:\n  A: [1]", "3:6", "env.A must be text, not a list", "quotes"),
     (S + "env:\n  A=B: 1", "3:3", "'A=B' cannot be a variable's name", "A: value"),
     (S + "env:\n  ? ''\n  : 1", "3:5", "cannot be a variable's name", "NAME: value"),
     (S + "secrets: [A=hunter2]", "2:11", "by its name alone", "never stands in a file"),
     (S + "env: {SET: x}\nsecrets: [SET]", "3:11", "SET stands in env too", "remove it"),
     (S + "secrets: [SET, SET]", "2:16", "SET stands here a second time", "remove"),
-    (S + "args: it's", "2:1", "a quote without its partner", "list"),
+    (S + "args: it's", "2:7", "a quote without its partner", "list"),
     (S + "args:\n- a\n-", "4:2", "args[1] must be text, but nothing is there", 'write ""'),
     (S + "args:\n- {a: b}", "3:3", "args[0] must be text, not a mapping", "quotes"),
-    (S + "args: {a: b}", "2:1", "args must be text or a list, not a mapping", "write `args: --a b`"),
-    (S + "setup: ' '", "2:1", "setup is empty", "such as `setup: pip install -r requirements.txt`"),
+    (S + "args: {a: b}", "2:7", "args must be text or a list, not a mapping", "write `args: --a b`"),
+    (S + "setup: ' '", "2:8", "setup is empty", "such as `setup: pip install -r requirements.txt`"),
     (S + "instances: [a]", "2:1", "unknown key 'instances'", "under `cluster:`"),
     (S + "cluster:", "2:1", "cluster is empty", "this machine"),
-    (S + "cluster: ''", "2:1", "cluster is empty", "this machine"),
-    (S + "cluster: code", "2:1", "the cluster 'code' is a folder", "a file in it"),
+    (S + "cluster: ''", "2:10", "cluster is empty", "this machine"),
+    (S + "cluster: code", "2:10", "the cluster 'code' is a folder", "a file in it"),
     (S + "cluster: {instances: [a], adress: b}", "2:27", "unknown key 'adress'", "a key of `cluster.instances`"),
     (TRAINER + "args: x", "2:1", "not for a trainer", "keys"),
     ("trainer:", "1:1", "trainer is empty", "model"),
-    ("trainer: digits", "1:1", "trainer must be a mapping, not 'digits'", "`trainer: {model: digits_cnn, data: digits, epochs: 3}`"),
+    ("trainer: digits", "1:10", "trainer must be a mapping, not 'digits'", "`trainer: {model: digits_cnn, data: digits, epochs: 3}`"),
     ("trainer: {model: digits_cnn, data: digits}", "1:1", "trainer lacks one of epochs and iterations", "how long"),
     ("trainer: {model: digits_cnn, data: digits, epoch: 1}", "1:44", "unknown key 'epoch'", "did you mean 'epochs'?"),
-    ("trainer: {model: digits_cnn, data: cifar, epochs: 1}", "1:30", "no built-in 'cifar'", "package.module:function"),
-    ("trainer: {model: 'a:b c', data: digits, epochs: 1}", "1:11", "not of the form package.module:function", "for example"),
+    ("trainer: {model: digits_cnn, data: cifar, epochs: 1}", "1:36", "no built-in 'cifar'", "package.module:function"),
+    ("trainer: {model: 'a:b c', data: digits, epochs: 1}", "1:18", "not of the form package.module:function", "for example"),
 ]
 P4 = "  batch: {global: 64, micro_batches: 4}\n  pipeline: "
 WRONG += [
     ("trainer:\n  model: digits_cnn\n  data: digits\n  epochs: 1\n" + text, where, message, hint)
     for text, where, message, hint in [
-        ("  seed: 12:30", "5:3", "trainer.seed must be a whole number, not '12:30'", ""),
-        ("  seed: 1.5", "5:3", "trainer.seed must be a whole number, not '1.5'", ""),
-        ("  seed: '8'", "5:3", "trainer.seed must be a whole number, not '8'", "remove the quotes"),
-        ("  seed: -1", "5:3", "trainer.seed must be at least 0, not -1", ""),
-        ("  learning_rate: 0", "5:3", "trainer.learning_rate must be above 0, not 0", ""),
-        ("  learning_rate: fast", "5:3", "trainer.learning_rate must be a number, not 'fast'", ""),
-        ("  optimizer: sdg", "5:3", "trainer.optimizer must be 'sgd' or 'adamw', not 'sdg'", "did you mean 'sgd'?"),
+        ("  seed: 12:30", "5:9", "trainer.seed must be a whole number, not '12:30'", ""),
+        ("  seed: 1.5", "5:9", "trainer.seed must be a whole number, not '1.5'", ""),
+        ("  seed: '8'", "5:9", "trainer.seed must be a whole number, not '8'", "remove the quotes"),
+        ("  seed: -1", "5:9", "trainer.seed must be at least 0, not -1", ""),
+        ("  learning_rate: 0", "5:18", "trainer.learning_rate must be above 0, not 0", ""),
+        ("  learning_rate: fast", "5:18", "trainer.learning_rate must be a number, not 'fast'", ""),
+        ("  optimizer: sdg", "5:14", "trainer.optimizer must be 'sgd' or 'adamw', not 'sdg'", "did you mean 'sgd'?"),
         ("  batch: {}", "5:3", "trainer.batch lacks one of global and per_replica", "add one"),
         ("  batch: {globl: 8}", "5:11", "unknown key 'globl'", "did you mean 'global'?"),
         ("  batch: {global_: 8}", "5:11", "unknown key 'global_'", "did you mean 'global'?"),
-        ("  batch: {global: 0}", "5:11", "trainer.batch.global must be at least 1, not 0", ""),
-        ("  batch: {per_replica: 4, micro_batches: -2}", "5:27", "trainer.batch.micro_batches must be at least 1", ""),
-        ("  batch: 64", "5:3", "trainer.batch must be a mapping, not '64'", "write `batch: {global: 64}`"),
+        ("  batch: {global: 0}", "5:19", "trainer.batch.global must be at least 1, not 0", ""),
+        ("  batch: {per_replica: 4, micro_batches: -2}", "5:42", "trainer.batch.micro_batches must be at least 1", ""),
+        ("  batch: 64", "5:10", "trainer.batch must be a mapping, not '64'", "write `batch: {global: 64}`"),
         ("  pipeline: {schedule: 1F1B}", "5:3", "trainer.pipeline lacks the key 'stages'", "add it"),
         ("  pipeline: {stage: 2, stages: 1}", "5:14", "unknown key 'stage'", "did you mean 'stages'?"),
-        ("  pipeline: {stages: 0}", "5:14", "trainer.pipeline.stages must be at least 1, not 0", ""),
-        (P4 + "{stages: 10, schedule: simple}", "6:14", "stages is 10, and digits_cnn has 9 layers", "at most 9"),
-        (P4 + "{stages: 2, schedule: gpipe}", "6:25", "'1F1B', 'GPipe', 'interleaved' or 'simple'", "did you mean 'GPipe'?"),
-        (P4 + "{stages: 2, partition: even}", "6:25", "trainer.pipeline.partition must be 'parameters' or 'uniform'", ""),
-        (P4 + "{stages: 5}", "5:23", "1F1B with 5 stages wants as many micro-batches or more, not 4", "at least 5"),
+        ("  pipeline: {stages: 0}", "5:22", "trainer.pipeline.stages must be at least 1, not 0", ""),
+        (P4 + "{stages: 10, schedule: simple}", "6:22", "stages is 10, and digits_cnn has 9 layers", "at most 9"),
+        (P4 + "{stages: 2, schedule: gpipe}", "6:35", "'1F1B', 'GPipe', 'interleaved' or 'simple'", "did you mean 'GPipe'?"),
+        (P4 + "{stages: 2, partition: even}", "6:36", "trainer.pipeline.partition must be 'parameters' or 'uniform'", ""),
+        (P4 + "{stages: 5}", "5:38", "1F1B with 5 stages wants as many micro-batches or more, not 4", "at least 5"),
         ("  pipeline: {stages: 2, schedule: GPipe}", "1:1", "with 1 micro-batch 2 stages work one after the other", "micro_batches: 8"),
-        (P4 + "{stages: 2}\n  data_parallel: ddp", "7:3", "DDP cannot hold the stages of a pipeline", "leave data_parallel out"),
+        (P4 + "{stages: 2}\n  data_parallel: ddp", "7:18", "DDP cannot hold the stages of a pipeline", "leave data_parallel out"),
     ]
 ]
 
@@ -320,17 +320,23 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
           gpus_per_instance: none
     """)
     assert [problem.where.removeprefix("job.yaml:") for problem in found] == [
-        "1:1",  # launcher
+        "1:11",  # launcher
         "2:1",  # trainer lacks model
         "2:1",  # trainer lacks epochs
         "3:3",  # modle
-        "5:11",  # global
+        "5:19",  # global
         "8:3",  # A a second time
-        "9:1",  # grace
+        "9:8",  # grace
         "10:11",  # NOT_SET
         "12:18",  # a a second time
-        "13:3",  # gpus_per_instance
+        "13:22",  # gpus_per_instance
     ]
+
+
+def test_of_a_line_the_wrong_keys_and_the_wrong_values_are_told_where_they_stand() -> None:
+    line = "cluster: {instances: 1, devise: cpu, ports: 9-3, ssh: {port: 0, usr: eva}}"
+    found = problems(f"script: train.py\n{line}")
+    assert [problem.where for problem in found] == [f"job.yaml:2:{line.index(word) + 1}" for word in ("devise", "9-3", "0,", "usr")]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +361,7 @@ def test_a_wrong_item_hides_no_other(text: str, found: list[str]) -> None:
 def test_mistakes_of_the_job_and_of_its_cluster_file_come_together() -> None:
     Path("lab.yaml").write_text("instances: [a]\ndevise: cpu\n")
     found = problems("script: trian.py\ncluster: lab.yaml\n")
-    assert [problem.where for problem in found] == ["job.yaml:1:1", "lab.yaml:2:1"]
+    assert [problem.where for problem in found] == ["job.yaml:1:9", "lab.yaml:2:1"]
 
 
 def test_a_path_is_shown_as_the_user_gave_it(tmp_path: Path) -> None:
@@ -365,7 +371,7 @@ def test_a_path_is_shown_as_the_user_gave_it(tmp_path: Path) -> None:
     for given in (Path("sub/job.yaml"), tmp_path / "sub/job.yaml"):
         with pytest.raises(SpecError) as caught:
             load_job(given)
-        assert [problem.where for problem in caught.value.problems] == [f"{given}:1:1", f"{given}:2:1", f"{given.parent}/../lab.yaml:1:1"]
+        assert [problem.where for problem in caught.value.problems] == [f"{given}:1:1", f"{given}:2:9", f"{given.parent}/../lab.yaml:1:1"]
 
 
 def test_arguments_are_refused_for_a_trainer() -> None:

@@ -221,7 +221,7 @@ def test_mistakes_of_files_and_options_come_together_in_their_order() -> None:
             nodes="gone",
         )
     assert [problem.where for problem in caught.value.problems] == [
-        "job.yaml:1:1",
+        "job.yaml:1:9",
         "--set grace",
         "--set launcher",
         "--set cluster.instances.1.gpus",

@@ -395,10 +395,10 @@ def test_a_fetch_that_breaks_off_leaves_what_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "ignore", "where", "cause"),
     [
-        ("script: out/train.py", "", "1:1", "out is the folder of the job's outputs"),
-        ("name: x\nscript: sub/train.py", "sub/.gitignore: train.*", "2:1", ".gitignore or .dtrainignore names sub/train.py"),
-        ("module: pkg.train", ".gitignore: pkg/", "1:1", "pkg/train.py is not sent to the nodes: .gitignore or .dtrainignore names pkg"),
-        ("trainer: {model: 'nets:net', data: digits, epochs: 1}", ".dtrainignore: nets*", "1:11", "trainer.model: nets.py is not sent"),
+        ("script: out/train.py", "", "1:9", "out is the folder of the job's outputs"),
+        ("name: x\nscript: sub/train.py", "sub/.gitignore: train.*", "2:9", ".gitignore or .dtrainignore names sub/train.py"),
+        ("module: pkg.train", ".gitignore: pkg/", "1:9", "pkg/train.py is not sent to the nodes: .gitignore or .dtrainignore names pkg"),
+        ("trainer: {model: 'nets:net', data: digits, epochs: 1}", ".dtrainignore: nets*", "1:18", "trainer.model: nets.py is not sent"),
     ],
 )
 def test_what_the_job_runs_must_go_to_the_nodes(work: Path, job: str, ignore: str, where: str, cause: str) -> None:
