@@ -326,7 +326,8 @@ class _Reading:
     def _list(self, node: yaml.SequenceNode, at: Place) -> list[Value]:
         values: list[Value] = []
         for index, item in enumerate(node.value):
-            self.positions[(*at, index)] = (_position(item), _position(item))
+            position = _position(item)
+            self.positions[(*at, index)] = (position, position)
             values.append(self._value(item, (*at, index)))
         return values
 

@@ -210,7 +210,6 @@ def job_spec(file: JobFile, cluster: ClusterSpec, cluster_size: int | None, arou
         file.grace,
         file.setup,
         preflight,
-        places=around.document.places(),
     ), mistakes
 
 

@@ -66,7 +66,7 @@ def load_job(path: Path, overrides: Overrides = _AS_IT_STANDS, *, environ: Mappi
     if problems:
         raise SpecError(problems)
     assert spec is not None, "a job without mistakes is a job"
-    return replace(spec, overrides=overrides.as_typed())
+    return replace(spec, overrides=overrides.as_typed(), places=document.places())
 
 
 def load_cluster(path: Path, settings: Sequence[Setting] = ()) -> ClusterSpec:

@@ -123,6 +123,8 @@ def _read_setting(text: str) -> Setting:
 
 def overridden(document: Document, settings: Sequence[Setting]) -> tuple[Document, list[Problem]]:
     """The document with the settings in it, one after the other, and what could not be set."""
+    if not settings:
+        return document, []
     values = copy.deepcopy(document.values)
     problems: list[Problem] = []
     for setting in settings:
