@@ -12,6 +12,7 @@ from dtrain.spec.job import RUN_KEYS, JobFile
 
 _ONE_OF = {"JobFile": RUN_KEYS, "TrainerConfig": ("epochs", "iterations")}
 _ANY_OF = {"BatchConfig": ("global", "per_replica")}
+_NEVER_EMPTY = ("cluster", *RUN_KEYS)  # keys of a job file; any other optional one may stand there with nothing behind it
 
 
 def json_schema() -> dict[str, Any]:
@@ -19,6 +20,8 @@ def json_schema() -> dict[str, Any]:
     job, cluster = (TypeAdapter(file).json_schema() for file in (JobFile, ClusterFile))
     found = {**job.pop("$defs"), **cluster.pop("$defs"), "JobFile": job, "ClusterFile": cluster}
     definitions = {name: _for_an_editor(definition) for name, definition in sorted(found.items())}
+    for key in _NEVER_EMPTY:
+        definitions["JobFile"]["properties"][key]["anyOf"].remove({"type": "null"})
     for kind, table in (("oneOf", _ONE_OF), ("anyOf", _ANY_OF)):
         for name, keys in table.items():
             definitions[name][kind] = [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]

@@ -51,6 +51,8 @@ def test_what_is_shown_as_an_example_is_right(name: str) -> None:
         "script: train.py\nadress: x",
         "name: nothing to run",
         "script: a.py\nmodule: b",
+        "script: a.py\nmodule:",
+        "script: a.py\ncluster:",
         "script: [a.py]",
         "script: a.py\nlauncher: slurm",
         "script: a.py\nlearning_rate: 0.1",
