@@ -93,7 +93,7 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
     host = record.launched_by.rpartition("@")[2]
     if host != socket.gethostname() and any(instance.host is None for instance in record.cluster.instances):
         raise NodeUnreachable(f"the nodes of job {record.job} are played by {host}", hint=f"run this command on {host}")
-    return targets_of(record.cluster, record.job, record.name)
+    return targets_of(record.cluster, record.job, record.name, record.outputs)
 
 
 def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = False) -> dict[str, dict[str, str]]:
@@ -168,6 +168,11 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
     wanted = [target for target in targets(record) if node in (None, target.node)]
     if not wanted:
         raise NoSuchJob(f"job {record.job} has no node {node}", hint=f"its nodes: {', '.join(target.node for target in targets(record))}")
+    if os.path.isabs(record.outputs) and into.resolve().is_relative_to(Path(record.outputs).resolve()):
+        raise PreflightFailed(  # where a node is this machine, or shares the folder with it
+            f"{into} lies in the job's outputs, {record.outputs}, and they would be copied into themselves",
+            hint="name another folder with --to",
+        )
     make_ready_for(wanted)
     leaving = threading.Event()
     under_way: list[threading.Event] = []

@@ -39,6 +39,7 @@ class Target:
     dir: str
     job: str
     name: str
+    outputs: str = ""  # an absolute path on the node where those of that name lie; "": in `dir`
 
     @property
     def node(self) -> str:
@@ -76,7 +77,7 @@ class Link:
         link = cls(target.node, channel)
         try:
             _boot(channel, target, bundle())
-            link.ask(wire.Open(target.dir, target.job, target.name, target.node))
+            link.ask(wire.Open(target.dir, target.job, target.name, target.node, target.outputs))
         except (OSError, DtrainError) as error:
             complaint = channel.stderr()
             channel.close()

@@ -137,7 +137,7 @@ def make_plan(
                 interface=meeting.interface if meeting else "<interface>",
                 bundle=found.bundle if found else "<bundle>",
                 job_folder=found.job_folder if found else "<job folder>",
-                output_dir=found.output_dir if found else "<output folder>",
+                output_dir=spec.outputs if spec.outputs.startswith("/") else found.output_dir if found else "<output folder>",
                 num_gpus=choice.count,
                 mpirun=found.mpirun if found else "<mpirun>",
                 mpi_daemon=found.mpi_daemon if found else "<orted>",

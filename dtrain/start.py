@@ -70,8 +70,10 @@ class Started:
     links: Mapping[str, Link]
 
 
-def targets_of(cluster: ClusterSpec, job: str, name: str) -> tuple[Target, ...]:
-    return tuple(Target(instance, cluster.dir, job, name) for instance in cluster.instances)
+def targets_of(cluster: ClusterSpec, job: str, name: str, outputs: str = "") -> tuple[Target, ...]:
+    """How to reach the nodes of a job, whose file has these outputs."""
+    absolute = outputs if os.path.isabs(outputs) else ""
+    return tuple(Target(instance, cluster.dir, job, name, absolute) for instance in cluster.instances)
 
 
 def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | None, environ: Mapping[str, str] = os.environ) -> Started:
@@ -92,7 +94,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         progress.step("reading the working directory")
         snapshot = read_workdir(spec, store.root)
     job = store.new_job_id()
-    targets = targets_of(spec.cluster, job, spec.name)
+    targets = targets_of(spec.cluster, job, spec.name, spec.outputs)
     make_ready_for(targets)
     reached = connect(targets, progress.step)
     links = reached.results

@@ -57,7 +57,7 @@ def read_workdir(spec: JobSpec, state: Path) -> Snapshot:
         PreflightFailed: a file cannot be read, or they are too many.
     """
     is_node = any(instance.host is None for instance in spec.cluster.instances)
-    own = [state, *([Path(root_of(spec.cluster.dir))] if is_node else [])]
+    own = [state, *([Path(root_of(spec.cluster.dir))] if is_node else []), *([Path(spec.outputs)] if os.path.isabs(spec.outputs) else [])]
     return scan_workdir(spec.workdir, spec.outputs, digests_in(state), own)
 
 
@@ -131,7 +131,7 @@ def kept_back(workdir: Path, outputs: str, path: str) -> tuple[str, str] | None:
     rules = _IgnoreRules(workdir)
     parts = path.split("/")
     for part in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
-        if part == outputs:
+        if workdir / part == workdir / outputs:
             return f"{part} is the folder of the job's outputs", "move it, or name another folder with outputs:"
         is_link = os.path.islink(workdir / part)
         if rules.ignore(part, part != path and not is_link):

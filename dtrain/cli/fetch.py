@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from dtrain.sync import kept_back
 @click.argument("job", required=False)
 @click.option("--node", help="Only what this node keeps.")
 @click.option(
-    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: the outputs folder of the job's workdir."
+    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: outputs, or out, in the job's workdir."
 )
 def command(job: str | None, node: str | None, to: Path | None) -> None:
     """Bring the outputs of a JOB (default: the newest) home, each node's into DIR/NODE.
@@ -29,7 +30,7 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     Outputs persist per job name; files that are here already are not sent again.
     """
     record, _ = api.find(Store.default(), job)
-    into = to if to is not None else record.workdir / record.outputs
+    into = to if to is not None else record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
     out = console.person()
     with Transfer(out, "fetching") as transfer:
         fetched = api.fetch(record, into, node, transfer.moved)

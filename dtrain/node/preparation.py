@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from typing import Optional
 
 from dtrain.node import gpus, tree, tripwire, wire
@@ -51,7 +52,7 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
         except BlockingIOError:
             raise Refused(_runs_already(about)) from None
         try:
-            _lay_out(order, folder, trees, node_dir.outputs(about.name, about.node))
+            _lay_out(order, folder, trees, _output_folder(about, node_dir))
             watch_port, watch_fd = 0, -1
             if order.watch is not None and order.watch.node == order.watch.first:
                 watch_listener = held.enter_context(_watch_listener(order.watch))
@@ -81,19 +82,35 @@ def no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
 
 
 def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_dir: str) -> None:
-    os.makedirs(output_dir, mode=0o700, exist_ok=True)
     if order.tree is not None:
         entries = trees.manifest(order.tree)
         assert entries is not None
         folder.use_tree(order.tree)
         trees.make_tree(entries, folder.tree)
-        tree.link_outputs(folder.tree, order.outputs, output_dir)
+        if not os.path.isabs(order.outputs):
+            tree.link_outputs(folder.tree, order.outputs, output_dir)
     elif order.workdir is None or not os.path.isdir(order.workdir):
         problem = f"the working directory {order.workdir} is not there"
         raise Refused(wire.Failed("setup", problem, "sync: true sends it to the nodes"))
     elif order.script is not None and not os.path.exists(os.path.join(order.workdir, order.script)):
         problem = f"the script {order.script} is not there, in {order.workdir}"
         raise Refused(wire.Failed("setup", problem, "is that the folder that all nodes share? sync: true sends one from here"))
+
+
+def _output_folder(about: wire.Open, node_dir: NodeDir) -> str:
+    """Where the job's outputs persist, made and tried where the user has named it."""
+    if not about.outputs:
+        folder = node_dir.outputs(about.name, about.node)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return folder
+    try:
+        os.makedirs(about.outputs, exist_ok=True)  # as open to others as the user makes folders
+        tempfile.TemporaryFile(dir=about.outputs).close()
+    except OSError as error:
+        kind = "no-space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "setup"
+        problem = f"the folder {about.outputs} for outputs cannot be made or written: {error.strerror}"
+        raise Refused(wire.Failed(kind, problem, "make it there, or name another one with outputs:")) from error
+    return about.outputs
 
 
 def _watch_listener(watch: wire.Watch) -> socket.socket:

@@ -171,7 +171,7 @@ class _Session:
         self._node_dir = NodeDir.at(order.dir)
         self._left_over = remains.settle(self._node_dir)
         self._folder = self._node_dir.job(order.job, order.node)
-        self._output_dir = self._node_dir.outputs(order.name, order.node)
+        self._output_dir = order.outputs or self._node_dir.outputs(order.name, order.node)
         self._trees = self._node_dir.trees()
         self._reply(wire.Done())
 

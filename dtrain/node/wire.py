@@ -57,6 +57,7 @@ class Open(Message):
     job: str
     name: str  # job name: outputs persist under it
     node: str
+    outputs: str = ""  # an absolute path where they lie instead
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Prepare(Message):
     gpus: tuple[int, ...]  # indices, reserved for the job until it has ended; empty on CPUs
     tree: Optional[str]  # hash of the tree that was offered
     workdir: Optional[str]  # an absolute path that is there already, instead of the tree
-    outputs: str  # folder in the tree that persists per job name
+    outputs: str  # folder in the tree that persists per job name; an absolute path: Open has it
     grace_s: float  # from TERM to KILL
     lease_s: Optional[float]  # the job stops when its launcher is silent for longer; None: never
     mpi: Optional[MpiNode]  # None under other launchers

@@ -70,7 +70,7 @@ class JobSpec:
     launcher: Launcher
     workdir: Path  # absolute; on the nodes where sync is false
     sync: bool
-    outputs: str  # relative to workdir
+    outputs: str  # relative to workdir, or an absolute path on the nodes
     env: dict[str, str]
     secrets: tuple[str, ...]  # names alone: their values go straight from the environment to the nodes
     run: Run
@@ -119,7 +119,11 @@ class JobFile:
         bool, Field(description="false: workdir is an absolute path that every node has, as on a shared file system, and nothing is sent.")
     ] = True
     outputs: Annotated[
-        str, Field(description="A folder in workdir that persists on the nodes per job name. Workers find it in $DTRAIN_OUTPUT_DIR.")
+        str,
+        Field(
+            description="A folder in workdir that persists on the nodes per job name, or an absolute path there, used as it is. "
+            "Workers find it in $DTRAIN_OUTPUT_DIR."
+        ),
     ] = "out"
     setup: Annotated[
         str | None,
@@ -258,21 +262,26 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
 
 def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[Mistake]:
     text = file.outputs
-    if not file.sync and document.given("outputs"):
-        hint = "leave it out, and write to the folder that $DTRAIN_OUTPUT_DIR names"
+    path = PurePosixPath(text)
+    if not file.sync and document.given("outputs") and not path.is_absolute():
+        hint = "write an absolute path, or leave it out; workers find the folder in $DTRAIN_OUTPUT_DIR"
         message = "outputs is a folder of the workdir that is sent, and with sync: false none is"
         return [Mistake(("outputs",), message, hint, of_key=True)]
-    path = PurePosixPath(text)
-    if path.parts and not path.is_absolute() and ".." not in path.parts and not text.startswith("~"):
+    if file.sync and str(path) == str(workdir):
+        return [Mistake(("outputs",), f"outputs {typed(text)} is workdir itself", "name a folder of its own, such as out")]
+    if path.name and ".." not in path.parts and not text.startswith("~"):
         above = [workdir / part for part in path.parents if part.parts]
         if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts):
             return [Mistake(("outputs",), f"outputs {typed(text)} is longer than a file's name may be", "such as out")]
+        if path.is_absolute():
+            return []  # on the nodes, which say what is wrong with it
         if any(map(os.path.islink, above)) or any(map(os.path.isfile, (workdir / path, *above))):
             return [
                 Mistake(("outputs",), f"outputs {typed(text)} is or lies behind a file or a link in workdir", "name a folder of its own")
             ]
         return []
-    return [Mistake(("outputs",), f"outputs {typed(text)} is no folder inside workdir", "write a relative path without '..', such as out")]
+    problem = f"outputs {typed(text)} is neither a folder inside workdir nor an absolute path"
+    return [Mistake(("outputs",), problem, "write a path without '..', such as out, or /scratch/runs on the nodes")]
 
 
 def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:

@@ -178,6 +178,32 @@ def test_outputs_come_home_while_the_job_goes_on_with_them(workspace: Workspace)
     assert (into / "step-1/model.pt").read_text() == "1"  # what is here is not the node's to delete
 
 
+def test_outputs_at_an_absolute_path_are_used_as_they_are(workspace: Workspace) -> None:
+    """Even in the workdir of a node that is this machine: they are not sent, and not copied into themselves."""
+    kept = workspace.workdir / "kept/here"
+    text = f"name: keeps\nlauncher: none\noutputs: {kept}\ncommand: ls; echo -n x >>$DTRAIN_OUTPUT_DIR/$NODE_RANK\n"
+    job = workspace.job(text)
+    assert f"DTRAIN_OUTPUT_DIR={kept}" in workspace.dtrain("launch", job, "--dry-run").out
+    for sync in ("false", "true"):
+        result = workspace.dtrain("launch", job, "--set", f"sync={sync}", "--set", f"workdir={workspace.workdir}")
+        assert result.code == 0, result.err
+    assert (kept / "0").read_text() == (kept / "1").read_text() == "xx"
+    assert {path.name for path in workspace.nodes.glob("jobs/*/*/tree/**/*")} == {"job.yaml", "kept"}
+    assert not list(workspace.nodes.glob("outputs/*"))
+    assert workspace.dtrain("fetch", "keeps").code == 0
+    assert (workspace.workdir / "out/node1/0").read_text() == "xx"
+    refused = workspace.dtrain("fetch", "keeps", "--to", kept / "back")
+    assert refused.code == 78 and f"lies in the job's outputs, {kept}, and" in refused.err and not (kept / "back").exists()
+
+
+def test_outputs_that_a_node_cannot_make_are_named(workspace: Workspace) -> None:
+    folder = workspace.write("file", "") / "runs"
+    result = workspace.dtrain("launch", workspace.job(f"launcher: none\noutputs: {folder}\ncommand: 'true'\n"))
+    assert result.code == 78, result.err
+    assert f"node0: the folder {folder} for outputs cannot be made or written: Not a directory" in result.err
+    assert "hint: make it there, or name another one with outputs:" in result.err and not list(workspace.nodes.glob("jobs/*/*"))
+
+
 def test_a_fetch_brings_what_it_can_and_names_the_rest(workspace: Workspace) -> None:
     assert workspace.dtrain("launch", workspace.job("name: keeps\nlauncher: none\ncommand: echo -n x >out/kept\n")).code == 0
     into = workspace.root / "home/out"

@@ -100,6 +100,12 @@ def test_whatever_a_job_runs_survives(run: str, tmp_path: Path) -> None:
     assert again(spec, tmp_path / "elsewhere") == spec
 
 
+def test_outputs_at_an_absolute_path_survive_where_nothing_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: x\nsync: false\nworkdir: /shared\noutputs: /scratch/runs/\n")
+    spec = load_job(tmp_path / "job.yaml", environ={})
+    assert spec.outputs == "/scratch/runs" and again(spec, tmp_path / "elsewhere") == spec
+
+
 def test_a_benchmark_is_no_job_of_a_file() -> None:
     spec = benchmark_job(None, AllreduceConfig())
     assert job_file(spec) is None

@@ -232,7 +232,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     ("script: job.yaml", "job.yaml:1:9", "script 'job.yaml' is this job file", "Python file"),
     ("script: loop", "job.yaml:1:9", "script 'loop' is a link to 'loop', which is not there", "it is looked for in"),
     ("script: |\n  train.py\n", "job.yaml:1:9", r"script 'train.py\n' is not there", "write `script: train.py`"),
-    (S + "outputs: ~/out", "job.yaml:2:10", "outputs '~/out' is no folder inside workdir", "relative"),
+    (S + "outputs: ~/out", "job.yaml:2:10", "outputs '~/out' is neither a folder inside workdir nor", "such as out"),
     ("script: ../train.py", "job.yaml:1:9", "lies outside of workdir", "let workdir name a folder"),
     ("script: python train.py --lr 1", "job.yaml:1:9", "is not there", "write `script: train.py` and what follows it under args"),
     (

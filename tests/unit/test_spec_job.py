@@ -221,12 +221,13 @@ WRONG = [
     ("command: run me\nargs: x", "1:10", "does not use that", '"$@"'),
     (S + "workdir: train.py", "2:10", "is not a folder", "folder"),
     (S + "sync: false", "2:7", "wants a workdir that all nodes have", "absolute"),
-    (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "DTRAIN_OUTPUT_DIR"),
+    (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "an absolute path"),
     (S + "sync: false\nworkdir: code", "3:10", "wants a workdir that all nodes have", "absolute"),
     (S + "sync:", "2:1", "sync must be true or false, but nothing is there", "remove the key"),
-    (S + "outputs: ../out", "2:10", "no folder inside workdir", "relative"),
-    (S + "outputs: /out", "2:10", "no folder inside workdir", "relative"),
-    (S + "outputs: .", "2:10", "no folder inside workdir", "relative"),
+    (S + "outputs: ../out", "2:10", "neither a folder inside workdir nor an absolute path", "without '..'"),
+    (S + "outputs: /a/../b", "2:10", "neither a folder inside workdir nor an absolute path", "without '..'"),
+    (S + "outputs: //", "2:10", "neither a folder inside workdir nor an absolute path", "without '..'"),
+    (S + "outputs: .", "2:10", "neither a folder inside workdir nor an absolute path", "without '..'"),
     (S + "name: a/b", "2:7", "'a/b' cannot be a folder's name", "'a-b'"),
     (S + "name: ..", "2:7", "cannot be a folder's name", "'job'"),
     (S + "name: ''", "2:7", "cannot be a folder's name", "'job'"),
@@ -301,6 +302,11 @@ def test_a_mistake_is_named_once_with_its_place_and_a_hint(text: str, where: str
     assert problem.where == f"job.yaml:{where}"
     assert message in problem.message
     assert hint in (problem.hint or "")
+
+
+def test_outputs_lie_beside_what_is_sent(tmp_path: Path) -> None:
+    (problem,) = problems(f"script: train.py\noutputs: {tmp_path}/")
+    assert problem.where == "job.yaml:2:10" and "is workdir itself" in problem.message
 
 
 def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:

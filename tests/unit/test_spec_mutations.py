@@ -300,7 +300,7 @@ jobs = st.fixed_dictionaries(
     optional={
         "name": st.just("digits"),
         "grace": st.floats(0, 86400),
-        "outputs": st.sampled_from(("out", "a/b")),
+        "outputs": st.sampled_from(("out", "a/b", "/scratch/out")),
         "env": st.dictionaries(names, some_text, max_size=3),
         "secrets": st.just(["WANDB_API_KEY"]),
     },
