@@ -21,6 +21,7 @@ LOGIN_S = 20.0  # a node that takes longer to log in to is named, and holds up n
 _MAKE_ROOM = "make room there, or choose another dir: in the cluster file"
 _ANOTHER_DIR = "choose another dir: in the cluster file"
 _LOOK = "look whether it is up (ping, ssh), and at the network to it"
+_MOST_NOISE_BYTES = 64 * 1024
 _DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
     errno.ENOSPC: (NoSpace, _MAKE_ROOM),
     errno.EDQUOT: (NoSpace, _MAKE_ROOM),
@@ -173,12 +174,12 @@ def _boot(channel: Channel, target: Target, code: Bundle) -> None:
     wanted = {"hash": code.hash, "size": len(code.data), "dir": target.dir}
     channel.write(code.boot.hex().encode() + b"\n" + json.dumps(wanted).encode() + b"\n")
     said = b""
-    while not said.endswith(b"\n"):
+    while not said.endswith((b"have\n", b"want\n")):  # between what a start-up file left behind prints
         part = channel.read(1)
-        if not part:
-            raise NodeUnreachable("it ended before it took dtrain's code")
+        if not part or len(said) > _MOST_NOISE_BYTES:
+            raise NodeUnreachable("it ended before it took dtrain's code, or prints something else")
         said += part
-    if said == b"want\n":
+    if said.endswith(b"want\n"):
         channel.write(code.data)
 
 

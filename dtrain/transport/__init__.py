@@ -20,8 +20,9 @@ STAGE0 = (
 _FILES_OF_HOST, _FILES_BESIDE = 2, 128  # open at once: for a node behind ssh; for the rest of dtrain
 _FILES_OF_LOCAL, _FILES_BESIDE_LOCAL = 7, 32  # where this machine plays it, while it is started; and no ssh is needed
 OWN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # the user's own limit, before it is raised
-_NOISE_BYTES = 64 * 1024  # of a shell's start-up files before the node's first word
-SHOWN_NOISE = 1000  # characters of it, the last ones
+_MOST_NOISE_BYTES = 16 * 1024 * 1024  # of a shell's start-up files before the node's first word
+_SHOWN_BYTES = 1000  # of them, the last ones
+_READ_BYTES = 64 * 1024
 
 
 class Channel(Protocol):
@@ -101,15 +102,27 @@ def _allow_files(needed: int, num_nodes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
-def await_magic(read: Callable[[int], bytes]) -> None:
-    """Read up to the magic, over what a login shell printed before it.
+def await_magic(read: Callable[[int], bytes], seen: bytearray) -> None:
+    """Read up to the magic, over what a login shell printed before it; behind it, all is silent until it is answered.
+
+    Args:
+        seen: gets the last of what was read.
 
     Raises:
         NodeUnreachable: it did not come; the message is what came instead.
     """
-    seen = b""
-    while not seen.endswith(MAGIC):
-        byte = read(1)
-        if not byte or len(seen) > _NOISE_BYTES:
-            raise NodeUnreachable(seen.decode(errors="replace").strip()[-SHOWN_NOISE:] or "it ended without a word")
-        seen += byte
+    size = 0
+    while MAGIC not in seen:
+        del seen[:-_SHOWN_BYTES]
+        part = read(_READ_BYTES)
+        if not part:
+            raise NodeUnreachable(shown_noise(seen) or "it ended without a word")
+        seen += part
+        size += len(part)
+        if size > _MOST_NOISE_BYTES:
+            raise NodeUnreachable(f"its start-up files print without end: {shown_noise(seen)}")
+
+
+def shown_noise(seen: bytearray) -> str:
+    """The last of it, for a message."""
+    return seen[-_SHOWN_BYTES:].decode(errors="replace").strip()

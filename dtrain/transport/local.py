@@ -16,7 +16,7 @@ class LocalTransport:
     def open(self, within_s: float) -> Channel:
         channel = _LocalChannel()
         try:
-            await_magic(channel.read)
+            await_magic(channel.read, bytearray())
         except NodeUnreachable as error:
             complaint = channel.stderr()
             channel.close()

@@ -127,8 +127,12 @@ def test_a_server_that_allows_one_session_and_no_sftp(workspace: Workspace) -> N
 
 @pytest.mark.parametrize(
     "start_up_file",
-    ["echo 'Last login: today'; echo careful >&2; cd /nowhere; set -u; alias sh=false\n", "head -c 30000 /dev/urandom\n"],
-    ids=["habits", "garbage"],
+    [
+        "echo 'Last login: today'; echo careful >&2; cd /nowhere; set -u; alias sh=false\n",
+        "head -c 3000000 /dev/urandom\n",
+        "(for i in $(seq 300); do echo news; sleep 0.001; done) &\n",
+    ],
+    ids=["habits", "garbage", "chatter"],
 )
 def test_a_noisy_start_up_file_changes_nothing(workspace: Workspace, sshd: Sshd, start_up_file: str) -> None:
     for name in (".bashrc", ".zshenv", ".profile"):

@@ -13,7 +13,7 @@ import paramiko
 from dtrain.errors import DtrainError, NodeUnreachable
 from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
-from dtrain.transport import OLD_PYTHON, SHOWN_NOISE, STAGE0, Channel, await_magic
+from dtrain.transport import OLD_PYTHON, STAGE0, Channel, await_magic, shown_noise
 from dtrain.transport.ssh.config import RESOLVING_AT_ONCE, Route, jump_route, resolve
 from dtrain.transport.ssh.connection import FAULTS, Connection, left_s, log_in, words
 from dtrain.transport.ssh.keys import ask_passphrases
@@ -111,14 +111,12 @@ def _start(connection: Connection, python: str, until_s: float, within_s: float)
 
     def read(size: int) -> bytes:
         channel.settimeout(left_s(until_s))
-        part = channel.recv(size)
-        seen.extend(part)
-        return part
+        return channel.recv(size)
 
     try:
-        await_magic(read)
+        await_magic(read, seen)
     except TimeoutError as error:
-        said = seen.decode(errors="replace").strip()[-SHOWN_NOISE:]
+        said = shown_noise(seen)
         raise NodeUnreachable(
             f"no answer within {within_s:g} s" + (f"; it said: {said}" if said else ""),
             hint="does a start-up file of the login shell there read its input, or run something else?",
