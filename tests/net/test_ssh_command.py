@@ -6,17 +6,38 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from dtrain.errors import NodeUnreachable
+from dtrain.link import LOGIN_S
 from dtrain.node.wire import MAGIC
-from dtrain.transport.ssh import COMMAND
+from dtrain.spec.cluster import SshOptions
+from dtrain.transport.ssh import COMMAND, SshTransport
+from dtrain.transport.ssh.config import resolve
+from tests.cluster import Workspace
+from tests.ssh import SSHD, Sshd, write_user_files
 
 pytestmark = pytest.mark.net
 
 SHELLS = [shell for name in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if (shell := shutil.which(name))]
 PROGRAM = b"import os\nos.write(1, b'it runs: \"$HOME\" ' + os.read(0, 100))\n"
+
+# What each reads before any command, and what people write there.
+START_UP_FILES = {"bash": ".bashrc", "zsh": ".zshenv", "fish": ".config/fish/config.fish", "tcsh": ".tcshrc"}
+HABITS = {
+    "bash": "set -u -f; shopt -s expand_aliases; alias sh=false exec=false; python3() { false; }",
+    "zsh": "setopt no_unset ksh_arrays csh_junkie_quotes; alias sh=false; alias -g exec=false; python3() { false; }",
+    "fish": "alias sh=false; function python3; false; end; set -x PATH /nowhere",
+    "tcsh": "set echo verbose noglob; alias sh false; alias exec false; setenv PATH /nowhere",
+}
+READS = {"bash": "read -r answer", "zsh": "read -r answer", "fish": "read answer", "tcsh": "set answer = $<"}
+LEAVES = {"bash": "exit 3", "zsh": "exit 3", "fish": "kill %self", "tcsh": "kill $$"}  # where exit only ends the file
+needs_sshd = pytest.mark.skipif(SSHD is None, reason="not installed: sshd")
 
 
 def _run(shell: str, python: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -62,3 +83,53 @@ def test_files_in_the_users_folders_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('noise')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "HOME": str(tmp_path)}
     assert _run("/bin/sh", "python3", env).stdout.endswith(b"what follows")
+
+
+@needs_sshd
+@pytest.mark.parametrize("shell", [shell for shell in HABITS if shutil.which(shell)])
+def test_what_people_write_into_start_up_files_changes_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    with _nodes_of(workspace, monkeypatch, {shell: (shell, f"echo welcome\ncd /\n{HABITS[shell]}\n")}):
+        assert _login(shell, LOGIN_S) == ""
+
+
+@needs_sshd
+def test_start_up_files_that_let_nothing_run_are_told_with_what_they_printed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"reads": READS, "becomes": dict.fromkeys(READS, "exec cat"), "leaves": LEAVES}
+    nodes = {
+        f"{shell}-{way}": (shell, f"echo choose one\n{lines[shell]}\n")
+        for shell in filter(shutil.which, READS)
+        for way, lines in ways.items()
+    }
+    with _nodes_of(workspace, monkeypatch, nodes), ThreadPoolExecutor(len(nodes)) as pool:
+        for node, said in zip(nodes, pool.map(_login, nodes, [4.0] * len(nodes)), strict=True):
+            is_silent = not node.endswith("-leaves")
+            assert f"{node}: no Python could be started there: " in said and "choose one" in said
+            assert ("no answer within 4 s" in said) == is_silent, said
+            assert ("does a start-up file" if is_silent else "its login shell must run commands") in said.partition("hint: ")[2], said
+
+
+@contextmanager
+def _nodes_of(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, nodes: Mapping[str, tuple[str, str]]) -> Iterator[None]:
+    """Each with this login shell and its start-up file."""
+    monkeypatch.setenv("HOME", str(workspace.root / "home"))
+    resolve.cache_clear()
+    with ExitStack() as servers:
+        hosts = []
+        for node, (shell, start_up_file) in nodes.items():
+            extra = () if shell == "bash" else (f'ForceCommand exec {shell} -c "$SSH_ORIGINAL_COMMAND"',)
+            sshd = servers.enter_context(closing(Sshd(workspace.root / node, extra=extra)))
+            path = sshd.home / START_UP_FILES[shell]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(start_up_file)
+            hosts.append(sshd.host(node, more=f"  IdentityFile {sshd.user_key}\n"))
+        write_user_files(workspace.root / "home", workspace.root / "none", hosts)
+        yield
+
+
+def _login(node: str, within_s: float) -> str:
+    """Why no Python comes to run there; "" where one does."""
+    try:
+        SshTransport(node, node, SshOptions(), sys.executable).open(within_s).close()
+    except NodeUnreachable as error:
+        return f"{error.message}\nhint: {error.hint}"
+    return ""
