@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import AccessDenied, NodeUnreachable
@@ -76,6 +78,36 @@ def _use(sshd: Sshd, home: Path, key: str, *, only: bool) -> None:
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_a_key_file_of_any_kind(sshd: Sshd, home: Path, kind: str) -> None:
     (sshd.folder / "authorized_keys").write_text(make_key(sshd.user_key, kind))
+    _open().close()
+
+
+@pytest.mark.parametrize("kind", ["ecdsa PEM", "rsa PKCS8", "ed25519 openssl"])
+def test_a_locked_file_in_a_format_that_does_not_say_its_public_half(
+    workspace: Workspace, sshd: Sshd, home: Path, agent: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It is opened with its passphrase, and found in the agent by the name under which ssh-add put it there."""
+    key, public = workspace.root / "locked", sshd.folder / "authorized_keys"
+    kind, form = kind.split()
+    if form == "openssl":
+        written = Ed25519PrivateKey.generate()
+        key.write_bytes(written.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret words")))
+        public.write_bytes(written.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    else:
+        subprocess.run(("ssh-keygen", "-q", "-t", kind, "-m", form, "-N", "secret words", "-f", str(key)), check=True)
+        key.with_name("locked.pub").rename(public)
+    key.chmod(0o600)
+    _use(sshd, home, str(key), only=True)
+    with pytest.raises(AccessDenied, match=f"add it to the ssh-agent: ssh-add {key}"):
+        _open()
+    if form != "openssl":  # which ssh-add of OpenSSH 9.2 does not read
+        ask = workspace.root / "ask"
+        ask.write_text("#!/bin/sh\necho secret words\n")
+        ask.chmod(0o700)
+        subprocess.run(("ssh-add", "-q", str(key)), check=True, env={**os.environ, "SSH_ASKPASS_REQUIRE": "force", "SSH_ASKPASS": str(ask)})
+        _open().close()
+        subprocess.run(("ssh-add", "-q", "-D"), check=True)
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "secret words")  # the person
+    ask_passphrases([resolve("box", SshOptions())])
     _open().close()
 
 

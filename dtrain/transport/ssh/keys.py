@@ -6,6 +6,7 @@ import base64
 import contextlib
 import functools
 import getpass
+import io
 import socket
 import sys
 import threading
@@ -16,6 +17,10 @@ from typing import Any
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 
@@ -56,6 +61,8 @@ def candidates(route: Route) -> Generator[Candidate]:
         for file in route.identity_files:
             key = _read(file)
             public = key.asbytes() if isinstance(key, paramiko.PKey) else _public_half(file)
+            if isinstance(key, NoKey) and key.is_locked and public is None:  # by its name: ssh-add calls it so
+                public = next((blob for blob, other in held().items() if other.comment == file), None)
             if isinstance(key, NoKey) and public is not None and public in held():
                 yield Candidate(f"{file} (ssh-agent)", functools.partial(_itself, held()[public]))
             else:
@@ -75,8 +82,7 @@ def ask_passphrases(routes: Iterable[Route]) -> None:
     for file in dict.fromkeys(file for route in routes for file in _needed(route)):
         for _ in range(_PASSPHRASE_TRIES):
             try:
-                passphrase: Any = getpass.getpass(f"passphrase of {file}: ").encode()  # not text, as its annotation says
-                _keys[file] = paramiko.PKey.from_path(file, passphrase)
+                _keys[file] = _unlock(file, getpass.getpass(f"passphrase of {file}: ").encode())
                 break
             except (ValueError, TypeError, EOFError, paramiko.SSHException):  # TypeError, EOFError: nothing was typed
                 print("that does not open it", file=sys.stderr)
@@ -123,7 +129,7 @@ def _read(file: str) -> paramiko.PKey | NoKey:
 
 def _parse(file: str) -> paramiko.PKey | NoKey:
     try:
-        return paramiko.PKey.from_path(file)
+        return _unlock(file, None)
     except FileNotFoundError:
         return NoKey("is not there", is_absent=True)
     except OSError as error:
@@ -134,6 +140,24 @@ def _parse(file: str) -> paramiko.PKey | NoKey:
         if _public_line(file) is not None:
             return NoKey("is the public half of a key: name the file without .pub, or add that one to the ssh-agent")
         return NoKey("is not a private key of a kind that works here (Ed25519, ECDSA, RSA)")
+
+
+def _unlock(file: str, passphrase: Any) -> paramiko.PKey:
+    """The key in a file; a passphrase is bytes, and not text as paramiko's annotation says."""
+    try:
+        return paramiko.PKey.from_path(file, passphrase)
+    except paramiko.SSHException:
+        return _from_pkcs8(Path(file).read_bytes(), passphrase)
+
+
+def _from_pkcs8(data: bytes, passphrase: bytes | None) -> paramiko.PKey:
+    """A key as openssl writes it, which cryptography reads and paramiko does not."""
+    key = load_pem_private_key(data, passphrase)
+    kinds = ((Ed25519PrivateKey, paramiko.Ed25519Key), (EllipticCurvePrivateKey, paramiko.ECDSAKey), (RSAPrivateKey, paramiko.RSAKey))
+    for theirs, ours in kinds:
+        if isinstance(key, theirs):
+            return ours.from_private_key(io.StringIO(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()))
+    raise ValueError(f"no kind of key that works here: {type(key).__name__}")
 
 
 def _public_half(file: str) -> bytes | None:
