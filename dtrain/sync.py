@@ -56,8 +56,7 @@ def read_workdir(spec: JobSpec, state: Path) -> Snapshot:
     Raises:
         PreflightFailed: a file cannot be read, or they are too many.
     """
-    is_node = any(instance.host is None for instance in spec.cluster.instances)
-    own = [state, *([Path(root_of(spec.cluster.dir))] if is_node else []), *([Path(spec.outputs)] if os.path.isabs(spec.outputs) else [])]
+    own = [state, Path(root_of(spec.cluster.dir)), *([Path(spec.outputs)] if os.path.isabs(spec.outputs) else [])]
     return scan_workdir(spec.workdir, spec.outputs, digests_in(state), own)
 
 
@@ -66,13 +65,19 @@ def scan_workdir(workdir: Path, outputs: str, digests: Path, own: Collection[Pat
 
     Args:
         digests: folder that keeps digests of files from one launch to the next.
-        own: folders of dtrain's own on this machine, which grow with each launch; left out where they lie in there.
+        own: folders that grow with each launch, if a node is this machine or shares them with it; left out where they lie in there.
 
     Raises:
         PreflightFailed: a file cannot be read, or they are too many.
     """
     rules = _IgnoreRules(workdir)
     real = workdir.resolve()
+    if itself := next((folder for folder in own if folder.resolve() == real), None):
+        raise PreflightFailed(
+            f"{itself} is the working directory itself, and each launch would send what the one before it left there",
+            hint="name a folder of its own with dir: in the cluster file, or outputs:",
+            finding="workdir-unfit",
+        )
     left_out = {outputs, *(str(folder.resolve().relative_to(real)) for folder in own if folder.resolve().is_relative_to(real))}
 
     def keep(path: str, folder: bool) -> bool:

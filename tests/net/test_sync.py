@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from dtrain.node import wire
 from dtrain.spec import Instance
 from dtrain.sync import Snapshot, fetch_outputs, scan_workdir, send_tree
 from tests.cluster import Workspace
+from tests.ssh import Sshd
 
 pytestmark = pytest.mark.net
 
@@ -118,6 +120,16 @@ def test_dtrains_own_folders_in_the_workdir_do_not_go_along(workspace: Workspace
         assert "sees ['job.yaml', 'link', 'out', 'real', 'train.py']" in result.out + result.err
     (tree,) = [*workspace.workdir.glob("real/nodes/jobs/*/*/tree/real")][:1]
     assert not [*tree.iterdir()]
+    refused = workspace.dtrain("launch", job, "--set", f"cluster.dir={workspace.workdir}")
+    assert refused.code == 78 and f"error: {workspace.workdir} is the working directory itself" in refused.err and "hint: " in refused.err
+
+
+def test_a_home_that_a_node_shares_does_not_bring_dtrains_own_folders(workspace: Workspace, sshd: Sshd) -> None:
+    cluster = f"{{instances: [box], gpus_per_instance: 1, device: cpu, python: {sys.executable}, dir: {workspace.workdir}/.dtrain}}"
+    job = workspace.write("job.yaml", f"launcher: none\ncommand: ls -A\ncluster: {cluster}\n")
+    for _ in range(2):
+        assert workspace.dtrain("launch", job).code == 0
+    assert workspace.dtrain("logs").out.splitlines() == ["[0] job.yaml", "[0] out"]
 
 
 def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
