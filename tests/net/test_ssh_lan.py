@@ -120,6 +120,31 @@ def test_a_node_that_is_gone_behind_a_bastion_is_named_and_holds_up_no_other(lan
     workspace.until(lambda: lan.processes() == {}, "the sessions to end", timeout_s=5.0)
 
 
+# Becomes a machine whose name server, on 127.0.0.1, takes questions and never answers. $1: resolv.conf. $2: nsswitch.conf. $3: a script.
+SILENT_NAMES = """
+set -e
+[ ! -e /etc/resolv.conf ] || mount --bind "$1" "$(readlink -f /etc/resolv.conf)"
+[ ! -e /etc/nsswitch.conf ] || mount --bind "$2" /etc/nsswitch.conf
+exec "$0" -c "$3"
+"""
+ASK = """
+import socket, sys
+from dtrain.spec.cluster import SshOptions
+from dtrain.transport.ssh import SshTransport
+server = socket.socket(type=socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+SshTransport("gpu1", "gpu1.lab", SshOptions(), sys.executable).open(2.0)
+"""
+
+
+def test_a_name_server_that_is_silent_keeps_to_the_deadline(lan: Lan, workspace: Workspace) -> None:
+    names = workspace.write("resolv.conf", "nameserver 127.0.0.1\noptions timeout:30 attempts:5\n")
+    ways = workspace.write("nsswitch.conf", "passwd: files\nhosts: files dns\n")
+    argv = ("unshare", "--mount", "sh", "-c", SILENT_NAMES, sys.executable, str(names), str(ways), ASK)
+    ran = subprocess.run(lan.nodes[0].inside(*argv), env=workspace.env, capture_output=True, text=True, timeout=60, check=False)
+    assert "gpu1: no name server has said within 2 s what the name gpu1.lab means" in ran.stderr
+
+
 def test_a_peer_that_is_gone_is_noticed(lan: Lan, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word from it: by what we say, which nobody acknowledges; behind a bastion, by what it does not say."""
     monkeypatch.setenv("HOME", str(workspace.root / "home"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import shutil
@@ -9,7 +10,9 @@ import socket
 import struct
 import threading
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TimeoutOfFuture  # Python 3.10 has two
 from typing import Any
 
 import paramiko
@@ -193,7 +196,7 @@ def _dial(host: str, port: int, until_s: float) -> socket.socket:
     Raises:
         OSError: of the last address.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = _addresses(host, port, until_s)
     for number, (family, kind, protocol, _, address) in enumerate(found, 1):
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(min(left_s(until_s), _CONNECT_S if number == len(found) else _NEXT_ADDRESS_S))
@@ -204,6 +207,29 @@ def _dial(host: str, port: int, until_s: float) -> socket.socket:
             sock.close()
             failed = error
     raise failed
+
+
+def _addresses(host: str, port: int, until_s: float) -> Sequence[tuple[Any, ...]]:
+    """What getaddrinfo says, which itself knows no deadline: a name server that is silent keeps it for long."""
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    answer: Future[Sequence[tuple[Any, ...]]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answer.set_exception(error)
+
+    within_s = left_s(until_s)
+    threading.Thread(target=ask, name=f"resolve {host}", daemon=True).start()
+    try:
+        return answer.result(within_s)
+    except TimeoutOfFuture as error:
+        raise NodeUnreachable(
+            f"no name server has said within {within_s:.0f} s what the name {host} means",
+            hint="look at /etc/resolv.conf here, or write an address",
+        ) from error
 
 
 # ---- bastions -----------------------------------------------------------------------------------------------------
@@ -303,7 +329,7 @@ def _check_host_key(connection: Connection, route: Route, name: str, known: tupl
 def _authenticate(connection: Connection, route: Route, options: SshOptions, until_s: float) -> None:
     tried: list[str] = []
     passed_over: list[str] = []
-    with closing(candidates(route)) as keys:
+    with contextlib.closing(candidates(route)) as keys:
         for candidate in keys:
             if len(tried) == KEY_TRIES:
                 passed_over.append(f"{candidate.label}: {KEY_TRIES} others came first")
