@@ -31,8 +31,7 @@ _CONNECT_S = 10.0
 _NEXT_ADDRESS_S = 2.0  # for an address of a name that has others
 _KEEPALIVE_S = 10
 _UNACKNOWLEDGED_S = 15.0  # of what was sent into a cut link, at most _KEEPALIVE_S after the cut; the kernel's own limit is 15 minutes
-_TRIES = 12  # at a server that hangs up before it says anything
-_MOST_PAUSE_S = 2.0  # between two of them
+_MOST_PAUSE_S = 2.0  # between two tries at a server that hangs up before it says anything; shorter ones only keep it busy
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")  # the fastest first
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 _CURVE = "curve25519-sha256"  # the only name of it that some servers know (RFC 8731)
@@ -141,7 +140,7 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...], un
                     f"{route.host} port {route.port} takes a connection, and no ssh server speaks there", hint="is it the right port?"
                 ) from error
             pause_s = random.uniform(0.05, min(0.1 * 2**attempt, _MOST_PAUSE_S))
-            if attempt == _TRIES or time.monotonic() + pause_s > until_s:
+            if time.monotonic() + pause_s > until_s:
                 raise NodeUnreachable(
                     f"{route.host} port {route.port} hangs up at once, {attempt} times in a row",
                     hint="is it an ssh server? one with many logins at once drops some (MaxStartups), and may ban who fails often",
