@@ -216,6 +216,37 @@ def test_outputs_that_a_node_cannot_make_are_named(workspace: Workspace) -> None
     assert "hint: make it there, or name another one with outputs:" in result.err and not list(workspace.nodes.glob("jobs/*/*"))
 
 
+def test_outputs_of_any_depth_and_name_come_home(workspace: Workspace) -> None:
+    kept = os.fsencode(workspace.nodes / "outputs/named/node0")
+    deep = b"/".join([b"d"] * 300)
+    names = [
+        b" a b ",
+        b"new\nline",
+        b"\xff\xe9",
+        "caf\u00e9 \u2028".encode(),
+        b"-rf",
+        b"%s",
+        b"\\",
+        b"'\"$(x)",
+        b"x" * 255,
+        deep + b"/\xff deep",
+    ]
+    os.makedirs(os.path.join(kept, deep))
+    for number, name in enumerate(names):
+        with open(os.path.join(kept, name), "w") as file:
+            file.write(str(number))
+    os.mkdir(os.path.join(kept, b"\xff folder\n"))
+    os.symlink(b"to \xff\n", os.path.join(kept, b"\xff link"))
+    into = os.fsencode(workspace.root / "home/out")
+    with session(workspace) as link:
+        assert fetch_outputs(link, Path(os.fsdecode(into)), lambda sent, total: None) == (len(names) + 1, len(names))
+        assert fetch_outputs(link, Path(os.fsdecode(into)), lambda sent, total: None) == (len(names) + 1, 0)
+    for number, name in enumerate(names):
+        with open(os.path.join(into, name)) as file:
+            assert file.read() == str(number)
+    assert os.path.isdir(os.path.join(into, b"\xff folder\n")) and os.readlink(os.path.join(into, b"\xff link")) == b"to \xff\n"
+
+
 def test_a_fetch_brings_what_it_can_and_names_the_rest(workspace: Workspace) -> None:
     assert workspace.dtrain("launch", workspace.job("name: keeps\nlauncher: none\ncommand: echo -n x >out/kept\n")).code == 0
     into = workspace.root / "home/out"
