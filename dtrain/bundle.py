@@ -20,6 +20,13 @@ class Bundle:
     data: bytes  # zip
     boot: bytes  # text of node/boot.py, the first code on a node
 
+    @property
+    def start(self) -> bytes:
+        """What a node's Python is sent first: a line in hexadecimal, read byte by byte, which takes boot.py at once."""
+        size = len(self.boot)
+        take = f"code = bytes()\nwhile len(code) < {size}:\n code += os.read(0, {size} - len(code)) or sys.exit()\nexec(code)"
+        return take.encode().hex().encode() + b"\n" + self.boot
+
 
 @functools.cache
 def bundle() -> Bundle:

@@ -172,7 +172,7 @@ def _stay_in_touch(link: Link) -> None:
 
 def _boot(channel: Channel, target: Target, code: Bundle) -> None:
     wanted = {"hash": code.hash, "size": len(code.data), "dir": target.dir}
-    channel.write(code.boot.hex().encode() + b"\n" + json.dumps(wanted).encode() + b"\n")
+    channel.write(code.start + json.dumps(wanted).encode() + b"\n")
     said = b""
     while not said.endswith((b"have\n", b"want\n")):  # between what a start-up file left behind prints
         part = channel.read(1)

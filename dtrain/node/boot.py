@@ -1,7 +1,7 @@
 """First code on a node: sent as text to a Python that reads it from stdin, it makes sure of the bundle and starts a session.
 
 node:  MAGIC
-here:  this file, as a line in hexadecimal (read by the one constant command of the transport)
+here:  a line in hexadecimal, run by the one constant command of the transport, that reads and runs what follows: this file
 here:  a line of JSON: {"hash": ..., "size": bytes, "dir": ...}
 node:  "have\n" or "want\n"; after "want" the zip follows
 then:  frames (wire.py)

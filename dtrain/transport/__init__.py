@@ -11,7 +11,7 @@ from dtrain.node.wire import MAGIC
 from dtrain.spec import Instance
 
 # What a Python on a node is started with, in one line and without a quote, so that every login shell passes it on as it is.
-# It says the magic, reads a line from stdin (node/boot.py in hexadecimal) and runs it. Exit code OLD_PYTHON: try another.
+# It says the magic, reads a line in hexadecimal from stdin and runs it (bundle.py). Exit code OLD_PYTHON: try another.
 OLD_PYTHON = 86
 STAGE0 = (
     f"import os,sys;sys.version_info<(3,9)and sys.exit({OLD_PYTHON});os.write(1,bytes({list(MAGIC)}));"

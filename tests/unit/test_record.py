@@ -11,4 +11,5 @@ def test_messages_are_values() -> None:
     assert len({one, replace(one), replace(one, node="n2")}) == 2
     assert repr(one) == "DialTarget(node='n1', address='10.0.0.1', port=29500)"
     assert asdict(Open("auto", "j", "name", "n1")) == {"dir": "auto", "job": "j", "name": "name", "node": "n1", "outputs": ""}
-    assert one != Open("auto", "j", "name", "n1")
+    other: object = Open("auto", "j", "name", "n1")
+    assert one != other
