@@ -60,6 +60,10 @@ KINDS = {
     ),
     "activate-failed": _error("the line `activate` failed, or did not end", "log in there, and type it into `bash -l`"),
     "gpu-missing": _error("there are fewer GPUs than the job asks for", "ask for fewer in gpus_per_instance"),
+    "gpu-unreadable": _error(
+        "nvidia-smi does not tell of the GPUs, or of who holds them: a driver that was updated and not loaded anew, a GPU that hangs",
+        "run nvidia-smi there, and restart the machine; device: cpu does without GPUs",
+    ),
     "gpu-busy": _error("others hold the GPUs that the job asks for", "launch --wait waits for them; stop ends a dtrain job"),
     "mpi-unfit": _error("mpirun or its daemon is missing, of another family, or not the same on all nodes", "install Open MPI 4"),
     "no-port": _error("no port of the window `ports` is free on the first node", "widen ports:, or end what has them"),
@@ -81,6 +85,10 @@ KINDS = {
     "no-gpu": _warning(
         "a machine that has to give GPUs has none: its workers run on CPUs",
         "device: cuda refuses that, and device: cpu says that it is meant",
+    ),
+    "gpu-lost": _warning(
+        "the driver has lost a GPU, such as one that has fallen off the bus: the job can have the others",
+        "restart the machine, and leave it out with --exclude until then",
     ),
     "left-over": _warning(
         "processes of an earlier job whose agent and guard were killed; they have been ended, and dtrain status tells of the job",

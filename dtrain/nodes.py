@@ -16,7 +16,7 @@ from dtrain.findings import Finding, listed
 from dtrain.link import LOGIN_S, Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, counted, python_of
-from dtrain.preflight import judge, no_gpus
+from dtrain.preflight import judge, judge_gpus
 from dtrain.spec import ClusterSpec, Instance, JobSpec
 from dtrain.trainers.config import TrainerConfig
 
@@ -110,7 +110,7 @@ def judge_nodes(spec: JobSpec, probed: Mapping[str, Probed]) -> tuple[Finding, .
         brings_torch=spec.setup is not None,
         is_one_machine=len(spec.cluster.instances) == 1 or all(instance.host is None for instance in spec.cluster.instances),
     )
-    return (*judged, *no_gpus(spec.cluster, facts))
+    return (*judged, *judge_gpus(spec.cluster, facts))
 
 
 def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:

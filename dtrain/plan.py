@@ -240,7 +240,15 @@ class _Choice:
 def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choice:
     wanted, device = instance.gpus, spec.cluster.device
     number = None if wanted == "auto" else wanted if isinstance(wanted, int) else len(wanted)
-    if device == "cpu" or (found and device == "auto" and not found.gpus and not isinstance(wanted, tuple)):
+    may_be_cpu = device == "auto" and not isinstance(wanted, tuple)
+    if found and not found.gpus and found.gpu_fault and device != "cpu" and (found.machine.gpu_driver or not may_be_cpu):
+        raise PreflightFailed(
+            f"{instance.name}: {found.gpu_fault}",
+            hint=f"run nvidia-smi on {instance.name}: after an update of its driver a machine wants a restart; "
+            "device: cpu in the cluster file trains on CPU workers",
+            finding="gpu-unreadable",
+        )
+    if device == "cpu" or (found and not found.gpus and may_be_cpu):
         return _Choice("cpu", CPU_WORKERS if number is None else number, ())
     if found is None:
         indices = wanted if isinstance(wanted, tuple) else ()

@@ -89,36 +89,49 @@ def judge(
     return (*found, *(finding for name, texts in alone.items() for finding in _by_text(name, texts)))
 
 
-def no_gpus(cluster: ClusterSpec, facts: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:
-    """Machines that get CPU workers where nobody said so: a number was asked of them, or others have GPUs.
+def judge_gpus(cluster: ClusterSpec, facts: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:
+    """Machines that have lost a GPU, and those that get CPU workers where nobody said so: a number was asked of them, others have
+    GPUs, or nvidia-smi is there and fails.
 
-    Those that this machine plays are there to try things with.
+    Those that this machine plays without one are there to try things with.
     """
-    if cluster.device != "auto":
+    if cluster.device == "cpu":
         return ()
+    lost = {node: one.gpu_fault for node, one in facts.items() if one.gpus and one.gpu_fault}
     some_have = any(one.gpus for one in facts.values())
-    without = {
-        instance.name: f"no GPU; it gets {counted(CPU_WORKERS if instance.gpus == 'auto' else instance.gpus, 'CPU worker')}"
-        for instance in cluster.instances
-        if instance.host is not None and not isinstance(instance.gpus, tuple)
-        if instance.name in facts and not facts[instance.name].gpus and (some_have or instance.gpus != "auto")
-    }
-    return tuple(_by_text("no-gpu", without))
+    without: dict[str, str] = {}
+    for instance in cluster.instances if cluster.device == "auto" else ():
+        one = facts.get(instance.name)
+        if one is None or one.gpus or isinstance(instance.gpus, tuple) or (one.gpu_fault and one.machine.gpu_driver):
+            continue  # the last two get no CPU workers (plan.py)
+        if one.gpu_fault or (instance.host is not None and (some_have or instance.gpus != "auto")):
+            workers = counted(CPU_WORKERS if instance.gpus == "auto" else instance.gpus, "CPU worker")
+            without[instance.name] = f"{one.gpu_fault or 'no GPU'}; it gets {workers}"
+    return (*_by_text("gpu-lost", lost), *_by_text("no-gpu", without))
 
 
 def contradictions(env: Mapping[str, str], addresses: Mapping[str, Address]) -> tuple[Finding, ...]:
     """Where the user's own words about interfaces, which win, are not what the nodes have proved."""
     found = []
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if name in env and not env[name].startswith("^"):
-            wanted = [one.lstrip("=") for one in env[name].split(",")]
+        if name in env:
             others = {
                 node: f"env says {name}={env[name]}, and the others reach it over {address.interface}"
                 for node, address in addresses.items()
-                if address.interface and not any(address.interface.startswith(one) for one in wanted)
+                if address.interface and not _may_use(name, env[name], address.interface)
             }
             found += _by_text("env-contradicts", others)
     return tuple(found)
+
+
+def _may_use(name: str, value: str, interface: str) -> bool:
+    """Gloo takes names. NCCL takes their beginnings, names behind `=`, and all others behind `^`."""
+    is_nccl = name == "NCCL_SOCKET_IFNAME"
+    is_except = is_nccl and value.startswith("^")
+    listed = value[1:] if is_except else value
+    is_whole = not is_nccl or listed.startswith("=")
+    names = listed.lstrip("=").split(",") if is_nccl else listed.split(",")
+    return any(interface == one if is_whole else interface.startswith(one) for one in names) != is_except
 
 
 def _install(python: str) -> str:

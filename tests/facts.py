@@ -25,6 +25,7 @@ FACTS = NodeFacts(
     host_name="box",
     cores=8,
     gpus=tuple(Gpu(index, "NVIDIA H100", 80 << 30, 0) for index in range(8)),
+    gpu_fault="",
     python="/usr/bin/python3",
     python_version="3.11.2",
     torch_version="2.13.0",

@@ -11,7 +11,9 @@ import fcntl
 import os
 import pwd
 import shutil
+import signal
 import subprocess
+from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import procs, wire
@@ -20,6 +22,7 @@ from dtrain.node.folder import NodeDir, lock
 _NVIDIA_SMI_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 1.0
 _COMMAND_LENGTH = 60  # of what is told of another's process
+_MOST_WORDS = 300  # of what nvidia-smi complains of, in letters
 _GPU = "gpu=index,uuid,memory.total,memory.used,name"  # the name last: it is free text
 _PROCESS = "compute-apps=gpu_uuid,pid,used_memory"  # what a desktop draws with is not among them
 
@@ -33,38 +36,38 @@ class Taken(Exception):
         self.by = by
 
 
-def found(node_dir: NodeDir) -> tuple[wire.Gpu, ...]:
-    """All GPUs, and for each the job that has reserved it and the processes that compute on it.
+@dataclass(frozen=True)
+class Found:
+    gpus: tuple[wire.Gpu, ...]
+    fault: str = ""  # why not all of them, or none, are told
 
-    Raises:
-        ValueError: nvidia-smi hangs, or does not say who holds them.
-    """
+
+def found(node_dir: NodeDir) -> Found:
+    """All GPUs, and for each the job that has reserved it and the processes that compute on it."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ()
-    code, listed, _ = _ask(tool, _GPU)
-    by_uuid = parse_gpus(listed)
-    if code != 0 or not by_uuid:  # the tool without a driver
-        return ()
-    jobs = {gpu.index: _reserved_by(node_dir, gpu.index) for gpu in by_uuid.values()}
-    code, listed, complaint = _ask(tool, _PROCESS)
-    if code != 0:
-        raise ValueError(f"{tool} does not say who holds the GPUs: {(complaint or listed).strip() or f'it ended with {code}'}")
-    holders = parse_processes(listed)
-    return tuple(
+        return Found(())
+    try:
+        listed = _ask(tool, _GPU, "tells of no GPU")
+        by_uuid, lost = parse_gpus(listed)
+        if not by_uuid:
+            return Found((), f"{tool} tells of no GPU: {_words(listed)}")
+        jobs = {gpu.index: _reserved_by(node_dir, gpu.index) for gpu in by_uuid.values()}
+        holders = parse_processes(_ask(tool, _PROCESS, "does not say who holds the GPUs"))
+    except ValueError as error:
+        return Found((), str(error))
+    gpus = tuple(
         wire.Gpu(gpu.index, gpu.name, gpu.memory_bytes, gpu.memory_used_bytes, jobs[gpu.index], tuple(holders.get(uuid, ())))
         for uuid, gpu in by_uuid.items()
     )
+    return Found(gpus, f"{tool} says of {lost}" if lost else "")
 
 
-def parse_gpus(listed: str) -> dict[str, wire.Gpu]:
-    """GPUs by uuid. A line that is no GPU's is a warning of the driver's, or a GPU that it has lost."""
-    rows = [line.split(", ", 4) for line in listed.splitlines()]
-    return {
-        row[1]: wire.Gpu(int(row[0]), row[4], _bytes(row[2]), _bytes(row[3]))
-        for row in rows
-        if len(row) == 5 and row[0].isdigit() and not row[1].startswith("[")
-    }
+def parse_gpus(listed: str) -> tuple[dict[str, wire.Gpu], str]:
+    """GPUs by uuid, and those that the driver has lost, in words. A line that is no GPU's is a warning of the driver's."""
+    rows = [row for line in listed.splitlines() if len(row := line.split(", ", 4)) == 5 and row[0].isdigit()]
+    there = {row[1]: wire.Gpu(int(row[0]), row[4], _bytes(row[2]), _bytes(row[3])) for row in rows if not row[1].startswith("[")}
+    return there, ", ".join(f"GPU {row[0]}: {row[1]}" for row in rows if row[1].startswith("["))
 
 
 def parse_processes(listed: str) -> dict[str, list[wire.GpuHolder]]:
@@ -109,15 +112,38 @@ def release(locks: tuple[int, ...]) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def _ask(tool: str, query: str) -> tuple[int, str, str]:
+def _ask(tool: str, query: str, otherwise: str) -> str:
+    """Raises ValueError: it does not do that, and why."""
     argv = [tool, f"--query-{query}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_TIMEOUT_S, check=False
+        asked = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:  # a GPU that hangs
+    except OSError as error:  # of another architecture, as in an image
+        raise ValueError(f"{tool} {otherwise}: {error.strerror}") from None
+    try:
+        said, complained = asked.communicate(timeout=_NVIDIA_SMI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(asked.pid, signal.SIGKILL)
+        for pipe in filter(None, (asked.stdout, asked.stderr)):
+            pipe.close()
+        asked.returncode = -signal.SIGKILL  # it is not waited for: one that hangs in the driver does not end
         raise ValueError(f"{tool} did not answer within {_NVIDIA_SMI_TIMEOUT_S:g} s") from None
-    return answer.returncode, answer.stdout, answer.stderr
+    if asked.returncode != 0:
+        raise ValueError(f"{tool} {otherwise}: {_words(complained or said) or f'it ended with {asked.returncode}'}")
+    return said
+
+
+def _words(said: str) -> str:
+    """In a line, without what would do something to a terminal."""
+    text = " ".join(said.split())[:_MOST_WORDS]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _reserved_by(node_dir: NodeDir, index: int) -> str:

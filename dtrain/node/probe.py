@@ -76,11 +76,13 @@ def facts(
         Refused: there is no Python that could run the workers.
     """
     python = _ask_python(order.python, environ)
+    found = gpus.found(node_dir)
     mpirun = shutil.which("mpirun", path=environ.get("PATH")) if order.mpi else None
     return NodeFacts(
         host_name=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)),
-        gpus=gpus.found(node_dir),
+        gpus=found.gpus,
+        gpu_fault=found.fault,
         python=python.path,
         python_version=python.version,
         torch_version=python.torch,

@@ -325,6 +325,7 @@ class NodeFacts(Message):
     host_name: str
     cores: int  # that this user may run on
     gpus: tuple[Gpu, ...]
+    gpu_fault: str  # why not all of them, or none, are told; "" where nothing is wrong with that
     python: str  # absolute path of the workers' interpreter
     python_version: str
     torch_version: str  # "" when torch is not installed there

@@ -27,11 +27,76 @@ FIRST, SECOND = (line.split(", ")[1] for line in GPUS.splitlines()[:2])
 
 
 def test_gpus_are_read_past_warnings_and_what_is_not_told() -> None:
-    assert gpus.parse_gpus(GPUS) == {
+    there = {
         FIRST: wire.Gpu(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 1 << 20),
         SECOND: wire.Gpu(1, "NVIDIA GB10, of a kind", None, None),
     }
-    assert gpus.parse_gpus("No devices were found\n") == {}
+    assert gpus.parse_gpus(GPUS) == (there, "GPU 2: [GPU is lost]")
+    assert gpus.parse_gpus("No devices were found\n") == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (  # after an update of the driver, before the restart
+            "echo 'Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54'; exit 18",
+            "tells of no GPU: Failed to initialize NVML: Driver/library version mismatch NVML library version: 550.54",
+        ),
+        (
+            'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver. "\n'
+            "echo 'Make sure that the latest NVIDIA driver is installed and running.'; exit 9",
+            "tells of no GPU: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+            "Make sure that the latest NVIDIA driver is installed and running.",
+        ),
+        ("echo 'No devices were found'; exit 6", "tells of no GPU: No devices were found"),
+        ("echo 'No devices were found'", "tells of no GPU: No devices were found"),
+        (  # of eight GPUs one has fallen off the bus (Xid 79)
+            "echo 'Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error'; exit 255",
+            "tells of no GPU: Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error",
+        ),
+        ("kill -SEGV $$", "tells of no GPU: it ended with -11"),
+        ("printf '\\033[2J\\377'; exit 1", "tells of no GPU: ?[2J\ufffd"),
+        (
+            "case $1 in --query-gpu*) echo '0, GPU-1, 81559, 1, NVIDIA H100'; exit;; esac\n"
+            "echo 'Field \"gpu_uuid\" is not a valid field to query.'; exit 2",
+            'does not say who holds the GPUs: Field "gpu_uuid" is not a valid field to query.',
+        ),
+    ],
+)
+def test_an_nvidia_smi_that_fails_says_why(line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own words, as drivers 535 and 550 print them."""
+    tool = _tool(tmp_path, monkeypatch, line)
+    assert gpus.found(NodeDir(str(tmp_path))) == gpus.Found((), f"{tool} {told}")
+
+
+def test_an_nvidia_smi_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what it has started."""
+    monkeypatch.setattr(gpus, "_NVIDIA_SMI_TIMEOUT_S", 0.3)
+    tool = _tool(tmp_path, monkeypatch, "echo $$ > pid; sleep 600 & wait".replace("pid", str(tmp_path / "pid")))
+    assert gpus.found(NodeDir(str(tmp_path))) == gpus.Found((), f"{tool} did not answer within 0.3 s")
+    os.waitpid(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_an_nvidia_smi_that_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = _tool(tmp_path, monkeypatch, "")
+    tool.write_bytes(b"\x7fELF")
+    assert gpus.found(NodeDir(str(tmp_path))) == gpus.Found((), f"{tool} tells of no GPU: Exec format error")
+
+
+def test_a_machine_that_has_lost_a_gpu_has_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "said").write_text(GPUS)
+    tool = _tool(tmp_path, monkeypatch, f"case $1 in --query-gpu*) cat {tmp_path}/said;; esac")
+    there = gpus.found(NodeDir(str(tmp_path)))
+    assert [gpu.index for gpu in there.gpus] == [0, 1] and there.fault == f"{tool} says of GPU 2: [GPU is lost]"
+
+
+def _tool(folder: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> Path:
+    """An nvidia-smi on the PATH that does this."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{line}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tool
 
 
 def test_whatever_is_named_holds_its_gpu() -> None:

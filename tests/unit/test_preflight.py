@@ -14,11 +14,14 @@ from rich.console import Console
 from dtrain.bench.config import AllreduceConfig
 from dtrain.findings import KINDS, Finding
 from dtrain.node.machine import kill_user_processes
-from dtrain.node.wire import Gpu, LeftOver, Limits, NodeFacts
-from dtrain.preflight import TESTED_TORCH, judge, no_gpus
+from dtrain.node.wire import Address, Gpu, GpuHolder, LeftOver, Limits, NodeFacts
+from dtrain.plan import gpu_faults
+from dtrain.preflight import TESTED_TORCH, contradictions, judge, judge_gpus
 from dtrain.render.live import LiveView
 from dtrain.spec import benchmark_job
 from tests.facts import FACTS, MACHINE
+
+NO_DRIVER = replace(MACHINE, gpu_driver="")
 
 
 def cluster(number: int, **changed: NodeFacts) -> dict[str, NodeFacts]:
@@ -89,7 +92,65 @@ def test_cpus_where_gpus_were_meant(cluster_file: str, told: list[str], tmp_path
     (tmp_path / "cluster.yaml").write_text(cluster_file)
     spec = benchmark_job(tmp_path / "cluster.yaml", AllreduceConfig())
     facts = {one.name: FACTS if one.name == "n3" else replace(FACTS, gpus=()) for one in spec.cluster.instances}
-    assert [finding.text for finding in no_gpus(spec.cluster, facts)] == told
+    assert [finding.text for finding in judge_gpus(spec.cluster, facts)] == told
+
+
+MISMATCH = "/usr/bin/nvidia-smi tells of no GPU: Failed to initialize NVML: Driver/library version mismatch"
+LOST = "/usr/bin/nvidia-smi says of GPU 2: [GPU is lost]"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "changed", "told"),
+    [
+        # a driver that was updated, and is still the old one in the kernel
+        ("auto", "auto", {"gpus": (), "gpu_fault": MISMATCH}, [("gpu-unreadable", f"n1: {MISMATCH}")]),
+        ("cuda", "auto", {"gpus": (), "gpu_fault": MISMATCH}, [("gpu-unreadable", f"n1: {MISMATCH}")]),
+        ("cpu", "2", {"gpus": (), "gpu_fault": MISMATCH}, []),
+        # no driver in the kernel: none was loaded after an update, or there never was a GPU
+        ("auto", "auto", {"gpus": (), "gpu_fault": MISMATCH, "machine": NO_DRIVER}, [("no-gpu", f"n1: {MISMATCH}; it gets 2 CPU workers")]),
+        ("auto", "[0]", {"gpus": (), "gpu_fault": MISMATCH, "machine": NO_DRIVER}, [("gpu-unreadable", f"n1: {MISMATCH}")]),
+        ("auto", "auto", {"gpu_fault": LOST}, [("gpu-lost", f"n1: {LOST}")]),
+        ("cpu", "2", {"gpu_fault": LOST}, []),
+        ("auto", "9", {}, [("gpu-missing", "n1: 9 GPUs wanted, 8 of 8 left")]),
+        ("auto", "[8]", {}, [("gpu-missing", "n1: no GPU 8; there are 0, 1, 2, 3, 4, 5, 6, 7")]),
+        (
+            "auto",
+            "8",
+            {"gpus": (*FACTS.gpus[:7], Gpu(7, "NVIDIA H100", 80 << 30, 9 << 30, "", (GpuHolder(4711, "ana", 9 << 30, "python old.py"),)))},
+            [("gpu-busy", "n1: 8 GPUs wanted, 7 free\n  GPU 7 is held by pid 4711 of ana, 9.0 GiB, python old.py")],
+        ),
+    ],
+)
+def test_gpus_against_what_the_job_asks_for(
+    device: str, gpus: str, changed: dict[str, Any], told: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "cluster.yaml").write_text(f"instances: [n1]\ngpus_per_instance: {gpus}\ndevice: {device}\n")
+    spec = benchmark_job(tmp_path / "cluster.yaml", AllreduceConfig())
+    facts = {"n1": replace(FACTS, **changed)}
+    errors = [(error.finding, error.message) for error in gpu_faults(spec, facts)]
+    assert errors + [(finding.name, finding.text) for finding in judge_gpus(spec.cluster, facts)] == told
+
+
+@pytest.mark.parametrize(
+    ("env", "nodes"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "eth0"}, ["n2"]),
+        ({"NCCL_SOCKET_IFNAME": "e"}, []),
+        ({"NCCL_SOCKET_IFNAME": "=e"}, ["n1", "n2"]),
+        ({"NCCL_SOCKET_IFNAME": "=eth0,ens3"}, []),
+        ({"NCCL_SOCKET_IFNAME": "^docker0,lo"}, []),
+        ({"NCCL_SOCKET_IFNAME": "^ens"}, ["n2"]),
+        ({"NCCL_SOCKET_IFNAME": "^=ens"}, []),
+        ({"GLOO_SOCKET_IFNAME": "ens3"}, ["n1"]),
+        ({"GLOO_SOCKET_IFNAME": "e"}, ["n1", "n2"]),
+        ({"GLOO_SOCKET_IFNAME": "eth0,ens3"}, []),
+        ({"NCCL_DEBUG": "INFO"}, []),
+    ],
+)
+def test_interfaces_that_env_names_on_nodes_whose_own_have_other_names(env: dict[str, str], nodes: list[str]) -> None:
+    """A node whose interface nobody knows, as behind an address that it does not list, is none of them."""
+    addresses = {"n1": Address("eth0", "10.0.0.1", 24, 0), "n2": Address("ens3", "10.0.0.2", 24, 0), "n3": Address("", "10.0.0.3", 32, 0)}
+    assert [node for finding in contradictions(env, addresses) for node in finding.nodes] == nodes
 
 
 @pytest.mark.parametrize(("python", "line"), [("/usr/bin/python3", "-m venv ~/train && ~/train/bin/pip"), ("/v/bin/python", "-m pip")])
