@@ -11,7 +11,7 @@ from typing_extensions import assert_never
 from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, PreflightFailed
 from dtrain.node import tripwire, wire
 from dtrain.plan import LaunchPlan
-from dtrain.reasons import reason_of
+from dtrain.reasons import is_port_in_use, reason_of
 
 LAUNCHING_SIDE = ""  # node name under which the launching side's own events are kept
 
@@ -184,6 +184,12 @@ class JobState:
         failure = self.first_failure
         by_worker = self.state is State.SUCCEEDED or (failure is not None and failure.rank is not None)
         return "worker" if by_worker and self.start_failed is None else "dtrain"
+
+    @property
+    def is_port_taken(self) -> bool:
+        """Whether the launcher found the port of the rendezvous taken, and no worker began."""
+        failure, began = self.first_failure, any(rank.pid is not None for node in self.nodes for rank in node.ranks)
+        return failure is not None and failure.reason == "launcher-failed" and is_port_in_use(failure.detail) and not began
 
     # ---- one event further ----
 

@@ -57,6 +57,10 @@ _MESSAGES = (  # of an exception; the first that matches
 _SIGNALS = {4: "illegal-instruction", 6: "aborted", 7: "bus-error", 8: "arithmetic-error", 9: "killed", 11: "segfault", 15: "terminated"}
 
 
+def is_port_in_use(message: str) -> bool:
+    return re.search(dict(_MESSAGES)["port-in-use"], message) is not None
+
+
 def reason_of(event: wire.WorkerEnded) -> str:
     """One word for why a worker ended, from the evidence that it left. Lack of memory needs proof: a signal alone is none."""
     if event.memory is not None and event.memory.is_shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 from rich.text import Text
@@ -14,6 +15,7 @@ from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import Selecting, selection_options
 from dtrain.errors import CTRL_C, STOPPED
 from dtrain.findings import Finding
+from dtrain.jobstate import JobState
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
@@ -116,11 +118,19 @@ def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detac
     store = Store.default()
     out = console.person()
     signals = _Signals(view)
-    with view:
+
+    def run() -> tuple[api.Job, Supervisor, JobState]:
+        signals.start()
         job = api.launch(spec, store=store, progress=signals, lease_s=lease_s, wait=wait)
         supervisor = job.supervisor(view)
         signals.stop(supervisor, job.plan.grace_s)
-        state = supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
+        return job, supervisor, supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
+
+    with view:
+        job, supervisor, state = run()
+        if state.is_port_taken and state.stop_cause is None:
+            view.again(job.id)
+            job, supervisor, state = run()
     if state.stop_cause is not None and not state.state.is_final:
         for why in supervisor.unheard().values():
             out.print(Text(why, "red"), soft_wrap=True)
@@ -151,6 +161,12 @@ class _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):  # also where a script's shell lets its background commands ignore them
             signal.signal(number, self._take)
 
+    def start(self) -> None:
+        """From now on they end a start, as one does that came since a job has ended."""
+        self._is_starting, self._supervisor = True, None
+        if self._asked:
+            self._end_start(self._asked[0])
+
     def stop(self, supervisor: Supervisor, grace_s: float) -> None:
         """From now on they stop this job."""
         self._supervisor, self._grace_s = supervisor, grace_s
@@ -162,9 +178,12 @@ class _Signals:
         if self._supervisor is not None:
             self._pass_on(len(self._asked) - 1)
         elif self._is_starting or len(self._asked) > 1:
-            if number == signal.SIGTERM:
-                raise SystemExit(STOPPED)
-            raise KeyboardInterrupt
+            self._end_start(number)
+
+    def _end_start(self, number: int) -> NoReturn:
+        if number == signal.SIGTERM:
+            raise SystemExit(STOPPED)
+        raise KeyboardInterrupt
 
     def _pass_on(self, i: int) -> None:
         assert self._supervisor is not None

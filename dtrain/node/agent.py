@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Optional
 
-from dtrain.node import gpus, mpi, procs, wire
+from dtrain.node import gpus, mpi, network, procs, wire
 from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, peer_uid
 from dtrain.node.launcher import Launcher
 from dtrain.node.setup import Setup
@@ -36,6 +36,7 @@ class Inherited:
 
     listener: socket.socket  # for sessions and workers
     watch_listener: Optional[socket.socket]  # for other agents, on the first of several nodes
+    held_port: Optional[socket.socket]  # of the rendezvous, on the first node; guard and agent keep it as long as they live
     gpu_locks: tuple[int, ...]  # descriptors
 
 
@@ -66,6 +67,7 @@ class Agent:
         self._folder = folder
         self._order = order
         self._gpu_locks = inherited.gpu_locks
+        self._held_port = inherited.held_port
         self._launcher = Launcher(folder, order.launcher_env, is_mpi=order.mpi is not None)
         self._setup = Setup(folder, order)
         self._setup_for: Optional[socket.socket] = None  # the session that waits for its end
@@ -300,6 +302,8 @@ class Agent:
         if self._tripwire.missing:
             return wire.Failed("setup", f"{', '.join(sorted(self._tripwire.missing))} did not join")
         self._is_committed = True
+        if self._held_port is not None:
+            network.set_free(self._held_port, True)
         if self._order.mpi is not None:
             self._workers_until_s = time.monotonic() + self._order.mpi.start_timeout_s
         if self._order.launcher_argv:

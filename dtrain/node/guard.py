@@ -20,12 +20,12 @@ def main(argv: list[str]) -> int:
     """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
 
     Args:
-        argv: the job folder, the descriptor of the socket on which the agent is to hear other nodes' agents, or -1, and those
-            of the GPUs' locks. The session has locked the folder too: guard and agent inherit all of it, so that the kernel
-            lets go of it when both are gone.
+        argv: the job folder, the descriptor of the socket on which the agent is to hear other nodes' agents, or -1, that of the
+            socket that keeps the rendezvous' port, or -1, and those of the GPUs' locks. The session has locked the folder too:
+            guard and agent inherit all of it, so that the kernel lets go of it when both are gone.
     """
     folder = JobFolder(argv[0])
-    watch_fd, *gpu_locks = map(int, argv[1:])
+    watch_fd, port_fd, *gpu_locks = map(int, argv[1:])
     received = wire.read_frame(lambda size: os.read(0, size))
     if received is None:
         return 1  # the session ended before it said what to do
@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
         os.environ.clear()
         os.environ.update(order.environ)
     watch_listener = None if watch_fd < 0 else socket.socket(fileno=watch_fd)
-    inherited = agent.Inherited(folder.listen(), watch_listener, tuple(gpu_locks))
+    held_port = None if port_fd < 0 else socket.socket(fileno=port_fd)
+    inherited = agent.Inherited(folder.listen(), watch_listener, held_port, tuple(gpu_locks))
     folder.unsettle()
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

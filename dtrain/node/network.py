@@ -62,7 +62,7 @@ def reserve_port(ports: Ports) -> socket.socket:
 
     On every address, because torch's store listens on all of them. It binds with SO_REUSEADDR, as torchrun does, which the
     kernel allows next to a bound socket that has SO_REUSEADDR and does not listen. Ours gets that only once it is bound, so
-    another reserve_port gets another port.
+    another reserve_port gets another port; it is there for the listener of the proof, and set_free takes it away and gives it.
 
     Raises:
         OSError: EADDRINUSE, when none is free.
@@ -97,6 +97,11 @@ def _bind_everywhere(port: int, is_reuse: bool) -> socket.socket:
             held.close()
             raise
     return held
+
+
+def set_free(held: socket.socket, is_free: bool) -> None:
+    """Whether a program that asks for a kept port by its number, with SO_REUSEADDR, may listen on it: torchrun as well as anybody."""
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_free)
 
 
 def _socket_of_both_families() -> tuple[socket.socket, str]:

@@ -54,6 +54,7 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
         try:
             _lay_out(order, folder, trees, _output_folder(about, node_dir))
             watch_port, watch_fd = 0, -1
+            port_fd = -1 if held_port is None else held_port.fileno()
             if order.watch is not None and order.watch.node == order.watch.first:
                 watch_listener = held.enter_context(_watch_listener(order.watch))
                 watch_port, watch_fd = watch_listener.getsockname()[1], watch_listener.fileno()
@@ -62,9 +63,8 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
             with contextlib.suppress(OSError):  # another node of the job is this machine too
                 os.rmdir(os.path.dirname(folder.path))
             raise
-        # who listens on the held port binds next to it (network.py)
-        kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, held_port.fileno() if held_port is not None else -1) if fd >= 0)]
-        pid = _start_guard(order, folder, [str(watch_fd), *map(str, gpu_locks)], kept)
+        kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, port_fd) if fd >= 0)]
+        pid = _start_guard(order, folder, [str(watch_fd), str(port_fd), *map(str, gpu_locks)], kept)
     return wire.Prepared(pid, watch_port)
 
 

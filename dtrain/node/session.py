@@ -198,6 +198,8 @@ class _Session:
         self._reply(wire.Listening(port, self._listener.failed))
 
     def _settle(self, order: wire.Settle) -> None:
+        if self._held_port is not None and order.hold:
+            network.set_free(self._held_port, False)  # before the listener leaves it; the agent sets it free for the launcher
         if self._listener is not None:
             self._listener.close()
             self._listener = None

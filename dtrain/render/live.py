@@ -70,6 +70,9 @@ class LiveView(StatusLine):
         print_plan(self._console, plan, job)
         self._show("preparing")
 
+    def again(self, job: str) -> None:
+        self._say(f"job {job}: another process took the port of the rendezvous before torchrun could; once more, with another port")
+
     def sending(self, node: str, sent_bytes: int, total_bytes: int) -> None:
         self._sent[node] = sent_bytes, total_bytes
         self._sending_since_s = self._sending_since_s or time.monotonic()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import HOSTILE, Workspace
+from tests.cluster import HOSTILE, PLACE, Workspace
 from tests.lan import Lan
 
 pytestmark = pytest.mark.net
@@ -110,3 +114,44 @@ def test_one_that_ends_what_it_runs_in_is_told_of(workspace: Workspace, setup: s
     result = workspace.dtrain("launch", job(workspace, setup))
     assert result.code == 78 and told in result.err and "hint: see whether the" in result.err, result.err
     workspace.until(lambda: workspace.leftovers() == {}, "the setup to end", timeout_s=20.0)
+
+
+def test_the_port_of_the_rendezvous_is_nobodys_meanwhile(workspace: Workspace) -> None:
+    """However long the setup takes. Who has the port before torchrun is there, in the moment when it is free, is left to keep it."""
+    go = workspace.root / "go"
+    launch = workspace.start("launch", job(workspace, f"until [ -e {go} ]; do sleep 0.05; done", instances=2, script=PLACE))
+    plans = workspace.root / "state/dtrain/jobs"
+    workspace.until(lambda: list(plans.glob("*/plan.json")), "the plan")
+    (told,) = plans.glob("*/plan.json")
+    (port,) = set(re.findall(r"--master-port=(\d+)", told.read_text()))
+    with pytest.raises(OSError, match="in use"):
+        _take(int(port))
+    go.touch()
+    with _until_taken(int(port)):
+        result = workspace.wait(launch)
+    assert result.code == 0, result.err
+    assert result.err.count(" took the port of the rendezvous before torchrun could; once more, with another port\n") == 1, result.err
+    jobs = json.loads(workspace.dtrain("status", "--json").out)["jobs"]
+    assert [(one["state"], one["exit_code"]) for one in jobs] == [("SUCCEEDED", 0), ("FAILED", 78)]
+
+
+def _take(port: int) -> socket.socket:
+    """As torchrun would."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+    try:
+        server.bind(("0.0.0.0", port))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def _until_taken(port: int) -> socket.socket:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            return _take(port)
+        time.sleep(0.002)
+    raise AssertionError(f"port {port} was never free")

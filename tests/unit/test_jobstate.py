@@ -123,6 +123,23 @@ def test_a_node_is_not_blamed_for_the_worker_that_ended_it() -> None:
     assert len(state.failures) == 1
 
 
+TAKEN = "torch.distributed.DistNetworkError: The server socket has failed to listen. port: 29500, code: -98, name: EADDRINUSE\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "reason", "detail", "is_taken"),
+    [
+        (TWO_NODES, "launcher-failed", TAKEN, True),
+        (TWO_NODES, "launcher-failed", "ImportError: no module named yaml\n", False),
+        (TWO_NODES, "agent-killed", TAKEN, False),
+        (_running(), "launcher-failed", TAKEN, False),
+    ],
+)
+def test_a_port_that_was_taken_before_any_worker_began(before: JobState, reason: str, detail: str, is_taken: bool) -> None:
+    state = before.after("a", wire.NodeEnded(4.0, "failed", reason, detail, ())).after("b", _over("stopped", "failure"))
+    assert state.is_port_taken == is_taken
+
+
 def test_a_killed_agent_is_a_cause_and_the_workers_that_lost_it_are_none() -> None:
     state = _running().after("a", _ended(0, 1, 3.0, symptom=True)).after("a", _over("failed", "worker-failed"))
     state = state.after("b", _over("failed", "agent-killed"))

@@ -58,6 +58,14 @@ def test_one_that_comes_while_workers_begin_to_run_stops_them(
     assert _followed(signals, tmp_path).stop_cause == cause
 
 
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_one_that_came_as_a_job_ended_lets_no_other_begin(signals: _Signals, number: signal.Signals, error: type[BaseException]) -> None:
+    signals.committing()
+    os.kill(os.getpid(), number)
+    with pytest.raises(error):
+        signals.start()
+
+
 def test_a_second_one_does_not_wait_for_nodes_that_hang(signals: _Signals) -> None:
     signals.committing()
     os.kill(os.getpid(), signal.SIGINT)

@@ -15,7 +15,7 @@ import pytest
 
 from dtrain.node import network
 from dtrain.node.addresses import addresses
-from dtrain.node.network import Listener, dial, reserve_port
+from dtrain.node.network import Listener, dial, reserve_port, set_free
 from dtrain.node.wire import DialTarget, Ports
 
 ANY = Ports(0, 0)
@@ -31,8 +31,12 @@ def _bind_as_torch_does(port: int) -> socket.socket:
     """As libuv in torch's store: on every address, with SO_REUSEADDR."""
     server = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind(("::" if socket.has_ipv6 else "0.0.0.0", port))
-    server.listen()
+    try:
+        server.bind(("::" if socket.has_ipv6 else "0.0.0.0", port))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
     return server
 
 
@@ -80,6 +84,26 @@ def test_a_kept_port_is_free_for_torch_and_for_nobody_else(held: socket.socket) 
             pass
 
 
+@pytest.mark.parametrize("was_used", [False, True])
+def test_a_port_that_is_not_set_free_is_nobodys(was_used: bool) -> None:
+    """Not even of who asks for it as torch does, or had begun to while it was free; also where a connection is in TIME_WAIT."""
+    window = _free_window(1)
+    if was_used:
+        _use(window.first)
+    with reserve_port(window) as held, ExitStack() as stack:
+        thief = stack.enter_context(socket.socket())
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", window.first))
+        set_free(held, False)
+        with pytest.raises(OSError, match="in use"):
+            thief.listen()
+        thief.close()
+        with pytest.raises(OSError, match="in use"):
+            _bind_as_torch_does(window.first)
+        set_free(held, True)
+        stack.enter_context(_bind_as_torch_does(window.first))
+
+
 def test_a_port_is_kept_on_every_address() -> None:
     """torch's store listens on all of them: a port that is taken on one is of no use to it."""
     with socket.socket() as other:
@@ -119,15 +143,20 @@ def test_a_window_is_used_up_port_by_port() -> None:
 def test_a_port_of_a_job_that_has_just_ended_is_kept_again() -> None:
     """The store's end closes first when torchrun is killed, so the port is in TIME_WAIT for a minute."""
     window = _free_window(1)
-    with _bind_as_torch_does(window.first) as server:
-        client = socket.create_connection(("127.0.0.1", window.first))
-        server.accept()[0].close()
-        assert client.recv(1) == b""
-        client.close()
+    _use(window.first)
     with reserve_port(window) as held, _bind_as_torch_does(window.first):
         assert _port(held) == window.first
     with reserve_port(window), pytest.raises(OSError, match="Address already in use"):
         reserve_port(window)  # another start on the same machine
+
+
+def _use(port: int) -> None:
+    """A connection in TIME_WAIT is left of it."""
+    with _bind_as_torch_does(port) as server:
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()
+        assert client.recv(1) == b""
+        client.close()
 
 
 # ---- the proof ----
