@@ -96,7 +96,7 @@ KINDS = {
     ),
     "ends-at-logout": _warning(
         "systemd ends what a user leaves running: a job ends with the connection to the node, and a detached one at once",
-        "KillUserProcesses=no in /etc/systemd/logind.conf, and systemctl restart systemd-logind",
+        "KillUserProcesses=no in /etc/systemd/logind.conf, and systemctl restart systemd-logind; on a desktop loginctl enable-linger",
     ),
     "clock-skew": _warning("a node's clock is a minute or more off", "timedatectl set-ntp true, on that node"),
     "shm-small": _warning(

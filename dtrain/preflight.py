@@ -65,9 +65,7 @@ def judge(
         },
         "left-over": {node: text for node, one in facts.items() if (text := _left_over(one))},
         "ends-at-logout": {
-            node: "systemd there ends what a user leaves running (KillUserProcesses)"
-            for node, one in facts.items()
-            if one.machine.ends_at_logout
+            node: "systemd there ends what a user leaves running" for node, one in facts.items() if one.machine.ends_at_logout
         },
         "clock-skew": {node: _clock(offset_s) for node, offset_s in clock_offsets_s.items() if abs(offset_s) >= _CLOCK_S},
         "shm-small": {

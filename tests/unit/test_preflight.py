@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.findings import KINDS, Finding
-from dtrain.node.machine import kill_user_processes
+from dtrain.node.machine import login_unit, shall_kill
 from dtrain.node.wire import Address, Gpu, GpuHolder, LeftOver, Limits, NodeFacts
 from dtrain.plan import gpu_faults
 from dtrain.preflight import TESTED_TORCH, contradictions, judge, judge_gpus
@@ -70,7 +70,7 @@ def test_only_what_differs_from_the_majority_is_told(changed: dict[str, Any], na
         (
             {"ends_at_logout": True},
             "ends-at-logout",
-            "n2: systemd there ends what a user leaves running (KillUserProcesses)",
+            "n2: systemd there ends what a user leaves running",
         ),
     ],
 )
@@ -201,11 +201,37 @@ def test_a_launch_that_looks_again_says_what_it_found_once() -> None:
     assert console.file.getvalue().count("n2: 3 MiB free") == 1 == console.file.getvalue().count("n2: 2 MiB free")
 
 
-def test_what_systemd_says_of_those_who_leave() -> None:
-    """As busctl of systemd 252 and 255 prints it, and what comes from a bus without logind."""
-    assert kill_user_processes("b true\n") is True
-    assert kill_user_processes("b false\n") is False
-    assert kill_user_processes("") is None and kill_user_processes("s maybe\n") is None
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ('b true\nas 0\nas 1 "root"\n', True),
+        ('b true\nas 0\nas 2 "root" "ana"\n', False),
+        ('b true\nas 1 "bob"\nas 0\n', False),
+        ('b false\nas 0\nas 1 "root"\n', False),
+        ('b false\nas 2 "bob" "ana"\nas 0\n', True),
+        ("", None),
+        ("s maybe\n", None),
+    ],
+)
+def test_what_logind_does_with_those_who_leave(said: str, ends: bool | None) -> None:
+    """As busctl prints KillUserProcesses, KillOnlyUsers and KillExcludeUsers, and what comes of a bus without logind."""
+    assert shall_kill(said, "ana") is ends
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "kind"),
+    [
+        ("0::/user.slice/user-1000.slice/session-5.scope\n", "session"),
+        ("12:cpu,cpuacct:/\n1:name=systemd:/user.slice/user-1000.slice/session-c2.scope\n0::/user.slice\n", "session"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-1.scope\n", "manager"),
+        ("0::/system.slice/ssh.service\n", ""),  # UsePAM no
+        ("0::/\n", ""),  # a container
+        ("", ""),
+    ],
+)
+def test_what_a_login_is_to_systemd(cgroups: str, kind: str) -> None:
+    """Version 2, version 1 with the unified hierarchy beside it, a terminal of a desktop."""
+    assert login_unit(cgroups) == kind
 
 
 def test_the_same_words_of_many_nodes_are_one_finding() -> None:
