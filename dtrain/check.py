@@ -60,7 +60,7 @@ def check(spec: JobSpec, progress: Progress, *, state: Path, lease_s: float, ign
     unsent = _workdir_faults(spec, progress, state)
     targets = tuple(Target(instance, spec.cluster.dir, f"check-{token_hex(4)}", spec.name) for instance in spec.cluster.instances)
     make_ready_for(targets)
-    links, probed = connect_and_probe(targets, progress.step, LOGIN_S)
+    links, probed = connect_and_probe(spec, targets, progress.step, LOGIN_S)
     try:
         facts = {node: one.facts for node, one in probed.results.items()}
         failed: list[DtrainError] = [*unsent, *probed.errors.values(), *_launcher_faults(spec, facts)]

@@ -58,6 +58,10 @@ KINDS = {
         "install that one; a script takes any torch",
         can_pass=True,
     ),
+    "workdir-missing": _error(
+        "under `sync: false`, the working directory or the script is not on the node",
+        "is workdir: the folder that all nodes share? sync: true sends one from here",
+    ),
     "activate-failed": _error("the line `activate` failed, or did not end", "log in there, and type it into `bash -l`"),
     "gpu-missing": _error("there are fewer GPUs than the job asks for", "ask for fewer in gpus_per_instance"),
     "gpu-unreadable": _error(

@@ -17,7 +17,7 @@ from dtrain.link import LOGIN_S, Link, Target
 from dtrain.node import wire
 from dtrain.plan import Rendezvous, counted, python_of
 from dtrain.preflight import judge, judge_gpus
-from dtrain.spec import ClusterSpec, Instance, JobSpec
+from dtrain.spec import ClusterSpec, Instance, JobSpec, Script
 from dtrain.trainers.config import TrainerConfig
 
 _AT_ONCE = 64
@@ -54,7 +54,9 @@ def connect(targets: Sequence[Target], step: Callable[[str], None], within_s: fl
     return _reach(targets, f"connecting to {counted(len(targets), 'node')}", step, within_s, lambda target, link: link)[1]
 
 
-def connect_and_probe(targets: Sequence[Target], step: Callable[[str], None], within_s: float) -> tuple[dict[str, Link], Outcomes[Probed]]:
+def connect_and_probe(
+    spec: JobSpec, targets: Sequence[Target], step: Callable[[str], None], within_s: float
+) -> tuple[dict[str, Link], Outcomes[Probed]]:
     """Both at once, so that who answers is asked while others are still waited for; also for mpirun, whatever the launcher is.
 
     Args:
@@ -64,7 +66,7 @@ def connect_and_probe(targets: Sequence[Target], step: Callable[[str], None], wi
         Links to the nodes that were reached, which whoever asks for them closes, and what they said.
     """
     asking = f"asking {counted(len(targets), 'node')}"
-    return _reach(targets, asking, step, within_s, lambda target, link: _ask(target.instance, link, mpi=True))
+    return _reach(targets, asking, step, within_s, lambda target, link: _ask(spec, target.instance, link, mpi=True))
 
 
 def _reach(
@@ -88,12 +90,14 @@ def _reach(
 
 def probe(spec: JobSpec, links: Mapping[str, Link]) -> Outcomes[Probed]:
     instances = {instance.name: instance for instance in spec.cluster.instances}
-    return outcomes([(node, partial(_ask, instances[node], link, mpi=spec.launcher == "mpirun")) for node, link in links.items()])
+    return outcomes([(node, partial(_ask, spec, instances[node], link, mpi=spec.launcher == "mpirun")) for node, link in links.items()])
 
 
-def _ask(instance: Instance, link: Link, *, mpi: bool) -> Probed:
+def _ask(spec: JobSpec, instance: Instance, link: Link, *, mpi: bool) -> Probed:
+    workdir = None if spec.sync else str(spec.workdir)
+    script = spec.run.path if isinstance(spec.run, Script) and spec.setup is None else None  # which may make it
     asked_at = time.time()
-    reply = link.ask(wire.Probe(python_of(instance), mpi=mpi, activate=instance.activate))
+    reply = link.ask(wire.Probe(python_of(instance), mpi=mpi, activate=instance.activate, workdir=workdir, script=script))
     answered_at = time.time()
     assert isinstance(reply, wire.NodeFacts)
     clock_s = reply.machine.clock_s

@@ -58,6 +58,7 @@ def judge(
         for finding in _differs(name, what, {node: value(one) for node, one in facts.items()})
     ]
     alone = {
+        "workdir-missing": {node: one.missing for node, one in facts.items() if one.missing},
         "torch-untested": {
             node: f"torch {one.torch_version}, and the trainers are tested with {TESTED_TORCH}"
             for node, one in facts.items()

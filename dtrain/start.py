@@ -27,7 +27,7 @@ from dtrain.nodes import Probed, connect, judge_nodes, on_all, probe, prove
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.preflight import contradictions
 from dtrain.rendezvous import ports_of
-from dtrain.spec import ClusterSpec, JobSpec, Script
+from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
 from dtrain.store import Store
 from dtrain.sync import Snapshot, check_is_sent, git_commit, read_workdir, send_tree
@@ -249,7 +249,6 @@ def _prepare(
             watch=watch,
             setup=spec.setup,
             python=node.python,
-            script=spec.run.path if isinstance(spec.run, Script) and not spec.sync and spec.setup is None else None,  # which may make it
         )
     )
     assert isinstance(reply, wire.Prepared)

@@ -39,5 +39,6 @@ FACTS = NodeFacts(
     mpirun="/usr/bin/mpirun",
     mpi_daemon="/usr/bin/orted",
     mpi_version="mpirun (Open MPI) 4.1.4",
+    missing="",
     machine=MACHINE,
 )

@@ -89,12 +89,6 @@ def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_d
         trees.make_tree(entries, folder.tree)
         if not os.path.isabs(order.outputs):
             tree.link_outputs(folder.tree, order.outputs, output_dir)
-    elif order.workdir is None or not os.path.isdir(order.workdir):
-        problem = f"the working directory {order.workdir} is not there"
-        raise Refused(wire.Failed("setup", problem, "sync: true sends it to the nodes"))
-    elif order.script is not None and not os.path.exists(os.path.join(order.workdir, order.script)):
-        problem = f"the script {order.script} is not there, in {order.workdir}"
-        raise Refused(wire.Failed("setup", problem, "is that the folder that all nodes share? sync: true sends one from here"))
 
 
 def _output_folder(about: wire.Open, node_dir: NodeDir) -> str:

@@ -96,8 +96,19 @@ def facts(
         mpirun=mpirun or "",
         mpi_daemon=_mpi_daemon(mpirun),
         mpi_version=_mpi_version(mpirun, environ),
+        missing=_missing(order),
         machine=machine(node_dir, left_over),
     )
+
+
+def _missing(order: Probe) -> str:
+    if order.workdir is None:
+        return ""
+    if not os.path.isdir(order.workdir):
+        return f"the working directory {order.workdir} is not there"
+    if order.script is not None and not os.path.exists(os.path.join(order.workdir, order.script)):
+        return f"the script {order.script} is not there, in {order.workdir}"
+    return ""
 
 
 def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:

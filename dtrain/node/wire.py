@@ -67,6 +67,8 @@ class Probe(Message):
     python: str  # a path or a name on PATH
     mpi: bool  # ask for mpirun too
     activate: Optional[str] = None  # for bash; the job runs in the environment that this leaves behind
+    workdir: Optional[str] = None  # an absolute path that has to be there already
+    script: Optional[str] = None  # has to be there already, in workdir or by an absolute path
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,6 @@ class Prepare(Message):
     watch: Optional[Watch]  # None where the job has one node
     setup: Optional[str] = None  # lines for bash, which Setup runs
     python: str = ""  # absolute path, whose folder comes first on their PATH
-    script: Optional[str] = None  # has to be there already, in workdir or by an absolute path
     environ: Optional[dict[str, str]] = None  # that of `activate`, which only the node knows; None: the session's own
 
 
@@ -339,6 +340,7 @@ class NodeFacts(Message):
     mpirun: str  # path, "" where there is none or nobody asked; so are the next two
     mpi_daemon: str
     mpi_version: str  # first line of what mpirun says of itself
+    missing: str  # what of the job's files is not there and should be, in words; "" for nothing
     machine: Machine
 
 

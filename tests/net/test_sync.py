@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -133,12 +134,17 @@ def test_a_home_that_a_node_shares_does_not_bring_dtrains_own_folders(workspace:
 
 
 def test_a_workdir_that_one_node_lacks_is_named(workspace: Workspace) -> None:
-    result = workspace.dtrain("launch", workspace.job("sync: false\nworkdir: /nowhere/shared\nscript: train.py\n"))
-    assert result.code == 78, result.err
-    assert "node1: the working directory /nowhere/shared is not there" in result.err and "hint: sync: true" in result.err
-    result = workspace.dtrain("launch", workspace.job(f"sync: false\nworkdir: {workspace.root}\nscript: here/train.py\n"))
-    assert result.code == 78, result.err
-    assert f"node1: the script here/train.py is not there, in {workspace.root}" in result.err and "hint: is that the folder" in result.err
+    for keys, told in (
+        ("workdir: /nowhere/shared\nscript: train.py\n", "the working directory /nowhere/shared is not there"),
+        (f"workdir: {workspace.root}\nscript: here/train.py\n", f"the script here/train.py is not there, in {workspace.root}"),
+    ):
+        result = workspace.dtrain("launch", workspace.job(f"sync: false\n{keys}"))
+        assert result.code == 78 and f"error: node0, node1: {told}\nhint: is workdir: the folder that all nodes share" in result.err, (
+            result.err
+        )
+        checked = workspace.dtrain("check", "--json")
+        (finding,) = [one for one in json.loads(checked.out)["findings"] if one["level"] == "error"]
+        assert checked.code == 78 and (finding["name"], finding["text"]) == ("workdir-missing", f"node0, node1: {told}"), finding
     assert not list(workspace.nodes.glob("jobs/*/*"))
 
 
