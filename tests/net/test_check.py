@@ -42,6 +42,23 @@ def one_way(lan: Lan, workspace: Workspace) -> Iterator[None]:
 
 
 @contextmanager
+def refusing(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    """A firewall that says so."""
+    n2, rule = lan.nodes[1], ("INPUT", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "REJECT", "--reject-with", "tcp-reset")
+    n2.run("iptables", "-w", "-A", *rule)
+    yield
+    n2.run("iptables", "-w", "-D", *rule)
+
+
+@contextmanager
+def no_route(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    n1, n2, _ = lan.nodes[:3]
+    n1.run("ip", "route", "add", "unreachable", f"{n2.address}/32")
+    yield
+    n1.run("ip", "route", "del", "unreachable", f"{n2.address}/32")
+
+
+@contextmanager
 def small_mtu(lan: Lan, workspace: Workspace) -> Iterator[None]:
     lan.lose_large_packets(lan.nodes[1])
     yield
@@ -149,11 +166,12 @@ def other_mpi(lan: Lan, workspace: Workspace) -> Iterator[None]:
 
 
 @contextmanager
-def six(lan: Lan, workspace: Workspace) -> Iterator[None]:
-    """The network between the nodes has IPv6 alone; what else they have does not."""
+def six(lan: Lan, workspace: Workspace, but: int | None = None) -> Iterator[None]:
+    """The network between the nodes, but that of this index, has IPv6 alone; what else they have does not."""
     network = ipaddress.IPv6Network("fd77::/64")
-    changed = [(node.run, node.address, network[11 + i], "eth0") for i, node in enumerate(lan.nodes)]
-    hosts = [replace(host, address=str(address)) for host, (_, _, address, _) in zip(lan.hosts(), changed, strict=True)]
+    addresses = {node.name: network[11 + i] for i, node in enumerate(lan.nodes) if i != but}
+    changed = [(node.run, node.address, addresses[node.name], "eth0") for node in lan.nodes if node.name in addresses]
+    hosts = [replace(host, address=str(addresses.get(host.alias, host.address))) for host in lan.hosts()]
     write_user_files(workspace.root / "home", lan.user_key, hosts)
     subprocess.run(("ip", "address", "add", f"{network[1]}/64", "dev", lan.bridge, "nodad"), check=True)
     length = lan.network.prefixlen
@@ -167,6 +185,21 @@ def six(lan: Lan, workspace: Workspace) -> Iterator[None]:
             run("ip", "address", "del", f"{new}/64", "dev", interface)
             run("ip", "address", "add", f"{old}/{length}", "dev", interface)
         subprocess.run(("ip", "address", "del", f"{network[1]}/64", "dev", lan.bridge), check=True)
+
+
+@contextmanager
+def four_among_six(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    with six(lan, workspace, but=1):
+        yield
+
+
+@contextmanager
+def another_name(lan: Lan, workspace: Workspace) -> Iterator[None]:
+    """n2's interface is ens3, where the others' is eth0."""
+    n2 = lan.nodes[1]
+    n2.run("ip", "-batch", "-", input="link set eth0 down\nlink set eth0 name ens3\nlink set ens3 up\n")
+    yield
+    n2.run("ip", "-batch", "-", input="link set ens3 down\nlink set ens3 name eth0\nlink set eth0 up\n")
 
 
 @contextmanager
@@ -188,6 +221,11 @@ class Fault:
 FAULTS = {
     "blocked rendezvous port": Fault(firewall, "rendezvous-blocked", r"n1: not reached .* at \S+ \(eth0\) from n2, n3: timed out"),
     "blocked one way": Fault(one_way, "rendezvous-blocked", r"n3: not reached .* at \S+ \(eth0\) from n2: timed out"),
+    "refused": Fault(refusing, "rendezvous-blocked", r"n2: not reached .* at \S+ \(eth0\) from n1, n3: refused"),
+    "no route": Fault(no_route, "rendezvous-blocked", r"n2: not reached .* at \S+ \(eth0\) from n1: no route"),
+    "IPv4 among IPv6": Fault(
+        four_among_six, "rendezvous-blocked", r"n2: reaches no other node: .*n3 at \[fd77::d\]:\d+ \(eth0\): no IPv6 address to dial from"
+    ),
     "a bridge with one address everywhere": Fault(
         nothing, "rendezvous-blocked", r"n2: not reached at 172\.17\.0\.1:\d+ \(docker0\)", cluster={"network": "docker0"}
     ),
@@ -363,6 +401,23 @@ def test_a_cluster_with_ipv6_alone(lan: Lan, workspace: Workspace) -> None:
         assert launch.code == 0, launch.err
         told = [json.loads(line[line.index('["') :]) for line in workspace.dtrain("logs").out.splitlines() if '["' in line]
         assert [(one[0], one[1], one[7]) for one in told] == [(f"n{i}", 3.0, "fd77::b") for i in (1, 2, 3)], told
+
+
+def test_interfaces_that_have_another_name_on_each_node(lan: Lan, workspace: Workspace) -> None:
+    """Each node is told its own; one name for all, from the user, wins, and is a warning where it is wrong."""
+    workspace.write("train.py", "print('here')\n")
+    workspace.write("job.yaml", "script: train.py\ncluster: lan.yaml\nenv: {NCCL_SOCKET_IFNAME: eth0}\n")
+    with another_name(lan, workspace):
+        told = json.loads(workspace.dtrain("check", "--json", "--ignore", "host-name-loopback").out)
+    assert [(one["name"], one["text"]) for one in told["findings"]] == [
+        ("env-contradicts", "n2: env says NCCL_SOCKET_IFNAME=eth0, and the others reach it over ens3")
+    ]
+    given = [command["worker_env"] for command in told["plan"]["commands"]]
+    assert [(env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) for env in given] == [
+        ("eth0", "eth0"),
+        ("ens3", "eth0"),
+        ("eth0", "eth0"),
+    ]
 
 
 def test_ctrl_c_leaves_nothing(lan: Lan, workspace: Workspace) -> None:
