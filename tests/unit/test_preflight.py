@@ -14,9 +14,10 @@ from rich.console import Console
 from dtrain.bench.config import AllreduceConfig
 from dtrain.findings import KINDS, Finding
 from dtrain.node.machine import login_unit, shall_kill
-from dtrain.node.wire import Address, Gpu, GpuHolder, LeftOver, Limits, NodeFacts
+from dtrain.node.wire import Address, Gpu, GpuHolder, Interface, LeftOver, Limits, NodeFacts
 from dtrain.plan import gpu_faults
 from dtrain.preflight import TESTED_TORCH, contradictions, judge, judge_gpus
+from dtrain.render.findings import print_facts
 from dtrain.render.live import LiveView
 from dtrain.spec import benchmark_job
 from tests.facts import FACTS, MACHINE
@@ -232,6 +233,21 @@ def test_what_logind_does_with_those_who_leave(said: str, ends: bool | None) -> 
 def test_what_a_login_is_to_systemd(cgroups: str, kind: str) -> None:
     """Version 2, version 1 with the unified hierarchy beside it, a terminal of a desktop."""
     assert login_unit(cgroups) == kind
+
+
+def test_the_tables_of_a_thousand_nodes_fit_a_terminal() -> None:
+    """Each with nine interfaces and a name and addresses of its own."""
+    facts = {}
+    for i in range(1000):
+        addresses = tuple(Address(f"ib{k}", f"10.{k}.{i // 250}.{i % 250 + 1}", 16, 400_000) for k in range(9))
+        interfaces = tuple(Interface(one.interface, "up", 2044, one.speed_mbit) for one in addresses)
+        machine = replace(MACHINE, name_means=(addresses[0].address,), interfaces=interfaces)
+        facts[f"gpu{i:04}.lab"] = replace(FACTS, torch_version=f"2.1{i % 3}.0", addresses=addresses, machine=machine)
+    console = Console(file=io.StringIO(), width=80)
+    print_facts(console, facts, dict.fromkeys(facts, 0.0))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and all(node in "".join(lines) for node in ("gpu0000", "gpu0999")), lines[:40]
 
 
 def test_the_same_words_of_many_nodes_are_one_finding() -> None:
