@@ -244,7 +244,7 @@ def _device(spec: JobSpec, instance: Instance, found: NodeFacts | None) -> _Choi
     if found and not found.gpus and found.gpu_fault and device != "cpu" and (found.machine.gpu_driver or not may_be_cpu):
         raise PreflightFailed(
             f"{instance.name}: {found.gpu_fault}",
-            hint=f"run nvidia-smi on {instance.name}: after an update of its driver a machine wants a restart; "
+            hint="run nvidia-smi there: after an update of its driver a machine wants a restart; "
             "device: cpu in the cluster file trains on CPU workers",
             finding="gpu-unreadable",
         )

@@ -20,6 +20,12 @@ from dtrain.node.wire import Interface, LeftOver, Limits, Machine
 _LOOK_UP_S = 2.0  # the name service of a machine may be away
 _BUSCTL_S = 2.0
 _INFINIBAND = "/sys/class/infiniband"
+_CONTAINERS = (
+    ("docker", "/.dockerenv"),
+    ("podman", "/run/.containerenv"),
+    ("apptainer", "/.singularity.d"),
+    ("kubernetes", "/var/run/secrets/kubernetes.io"),
+)
 _SYSTEMD = "/run/systemd/system"
 _LINGER = "/var/lib/systemd/linger"
 _KILL = "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers"
@@ -56,7 +62,7 @@ def _system() -> str:
 
 def _container() -> str:
     """Which kind of container this is; "" for none that shows itself."""
-    for kind, path in (("docker", "/.dockerenv"), ("podman", "/run/.containerenv"), ("apptainer", "/.singularity.d")):
+    for kind, path in _CONTAINERS:
         if os.path.exists(path):
             return kind
     with contextlib.suppress(OSError), open("/run/systemd/container") as file:
