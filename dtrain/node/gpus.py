@@ -13,11 +13,11 @@ import pwd
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass
 from typing import Optional
 
 from dtrain.node import procs, wire
 from dtrain.node.folder import NodeDir, lock
+from dtrain.node.record import dataclass
 
 _NVIDIA_SMI_TIMEOUT_S = 30.0
 _LOCK_TIMEOUT_S = 1.0
