@@ -266,7 +266,7 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     if not file.sync and document.given("outputs") and not path.is_absolute():
         hint = "write an absolute path, or leave it out; workers find the folder in $DTRAIN_OUTPUT_DIR"
         message = "outputs is a folder of the workdir that is sent, and with sync: false none is"
-        return [Mistake(("outputs",), message, hint, of_key=True)]
+        return [Mistake(("outputs",), message, hint)]
     if file.sync and str(path) == str(workdir):
         return [Mistake(("outputs",), f"outputs {typed(text)} is workdir itself", "name a folder of its own, such as out")]
     if path.name and ".." not in path.parts and not text.startswith("~"):

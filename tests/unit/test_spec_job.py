@@ -221,7 +221,7 @@ WRONG = [
     ("command: run me\nargs: x", "1:10", "does not use that", '"$@"'),
     (S + "workdir: train.py", "2:10", "is not a folder", "folder"),
     (S + "sync: false", "2:7", "wants a workdir that all nodes have", "absolute"),
-    (S + "sync: false\nworkdir: /shared\noutputs: out", "4:1", "with sync: false none is", "an absolute path"),
+    (S + "sync: false\nworkdir: /shared\noutputs: out", "4:10", "with sync: false none is", "an absolute path"),
     (S + "sync: false\nworkdir: code", "3:10", "wants a workdir that all nodes have", "absolute"),
     (S + "sync:", "2:1", "sync must be true or false, but nothing is there", "remove the key"),
     (S + "outputs: ../out", "2:10", "neither a folder inside workdir nor an absolute path", "without '..'"),
