@@ -24,12 +24,8 @@ def test_import_dtrain_loads_the_standard_library_alone() -> None:
 
 def test_help_loads_click_alone() -> None:
     code = """
-sys.argv = ["dtrain", "--help"]
-from dtrain.cli.main import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
+from dtrain.cli.main import run
+assert run(["--help"]) == 0
 """
     assert _packages_loaded_by(code) == {"dtrain", "click"}
 
