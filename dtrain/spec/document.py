@@ -31,7 +31,7 @@ _START: Position = (1, 1)
 _MAX_BYTES = 4 * 2**20  # a stored job has the variables in it that it took from its environment, of which Linux gives no process more
 _MAX_READ_TWICE = 256 * 1024  # characters
 MAX_DEPTH = 20
-_MAX_VALUES = 25_000  # with aliases written out: nine lines of YAML can stand for a billion values
+_MAX_VALUES = 16_000  # with aliases written out: nine lines of YAML can stand for a billion values
 _MAX_NODES = 2 * _MAX_VALUES  # a key for each value
 
 

@@ -66,7 +66,7 @@ def test_a_file_that_is_no_good_yaml_is_answered_with_the_place(data: bytes, whe
 def test_a_file_full_of_values_is_answered_before_all_of_it_is_read() -> None:
     Path("job.yaml").write_text(f"args: [{', '.join(['x'] * 80_000)}]\n")
     begin_s = time.process_time()
-    with pytest.raises(SpecError, match=r"job.yaml:1:\d+: more than 50000 keys and values"):
+    with pytest.raises(SpecError, match=r"job.yaml:1:\d+: more than 32000 keys and values"):
         load_job(Path("job.yaml"))
     assert time.process_time() - begin_s < 1.0
 
@@ -76,7 +76,7 @@ def test_a_bomb_of_aliases_is_defused() -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
     Path("job.yaml").write_text("\n".join(lines))
     begin_s = time.process_time()
-    with pytest.raises(SpecError, match=r"job.yaml:5:1: with a4 the file has more than 25000 values"):
+    with pytest.raises(SpecError, match=r"job.yaml:5:1: with a4 the file has more than 16000 values"):
         load_job(Path("job.yaml"))
     assert time.process_time() - begin_s < 1
 
@@ -129,12 +129,12 @@ def test_an_unreadable_file_is_a_plain_answer(path: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "".join(f"k{i}:\n" for i in range(25_000)),
-        "secrets:\n" + "".join(f"- k{i}\n" for i in range(25_000)),
+        "".join(f"k{i}:\n" for i in range(15_900)),
+        "secrets:\n" + "".join(f"- k{i}\n" for i in range(15_900)),
         "cluster: {instances: [" + "[x], " * 15_000 + "a]}",
         "cluster: {instances: [" + "'a[1-4096]', " * 15_000 + "a]}",
         "script: train.py\nargs: [" + "[x], " * 15_000 + "a]",
-        "cluster: {instances: 1, gpus_per_instance: [" + ", ".join(map(str, range(25_000))) + "]}",
+        "cluster: {instances: 1, gpus_per_instance: [" + ", ".join(map(str, range(15_900))) + "]}",
     ],
     ids=["unknown keys", "secrets", "wrong instances", "ranges", "wrong args", "GPUs"],
 )
