@@ -22,7 +22,6 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Optional
 
 from dtrain.node.wire import DialTarget, Ports
@@ -129,12 +128,12 @@ def _ports_of_connections(window: range) -> Iterator[int]:
 # ---- the listener -------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Guest:
-    until_s: float
-    hello: bytes = b""
-    is_known: bool = False
-    bulk_bytes: int = 0
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.hello = b""
+        self.is_known = False
+        self.bulk_bytes = 0
 
 
 class Listener:
@@ -289,16 +288,15 @@ def dial(token: str, targets: Sequence[DialTarget], timeout_s: float = DIAL_TIME
     return tuple(causes)
 
 
-@dataclass
 class _Call:
     """A dial under way."""
 
-    index: int
-    hello: bytes
-    expected: bytes
-    is_through: bool = False
-    is_answered: bool = False
-    heard: bytearray = field(default_factory=bytearray)
+    def __init__(self, index: int, hello: bytes, expected: bytes) -> None:
+        self.index = index
+        self.hello = hello
+        self.expected = expected
+        self.is_through = self.is_answered = False
+        self.heard = bytearray()
 
 
 def _dial_at_once(token: str, targets: Sequence[DialTarget], timeout_s: float) -> list[str]:

@@ -7,7 +7,6 @@ agent, which is detached, goes on.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import select
@@ -16,7 +15,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import activation, network, preparation, probe, prune, remains, tree, wire
+from dtrain.node import activation, network, preparation, probe, prune, record, remains, tree, wire
 from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -258,7 +257,7 @@ class _Session:
             self._reply(self._put_failed or wire.Done())
 
     def _prepare(self, order: wire.Prepare) -> None:
-        order = dataclasses.replace(order, environ=self._environ)
+        order = record.replace(order, environ=self._environ)
         try:
             prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
         except OSError:  # of a full disk above all

@@ -13,7 +13,6 @@ import functools
 import json
 import struct
 import typing
-from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Callable, ClassVar, Optional, Union
 
 from dtrain.node.record import dataclass
@@ -593,8 +592,7 @@ Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, ClockOf
 
 
 def to_json(message: Message) -> str:
-    assert is_dataclass(message)
-    return json.dumps({"type": type(message).__name__, **asdict(message)})
+    return json.dumps({"type": type(message).__name__, **vars(message)}, default=vars)
 
 
 def from_json(text: Union[str, bytes]) -> Message:
@@ -612,13 +610,12 @@ def from_json(text: Union[str, bytes]) -> Message:
 
 
 def _build(cls: type, values: dict[str, Any]) -> Any:
-    hints = _hints(cls)
-    return cls(**{field.name: _value(hints[field.name], values[field.name]) for field in fields(cls) if field.name in values})
+    return cls(**{name: _value(hint, values[name]) for name, hint in _hints(cls).items() if name in values})
 
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return {name: hint for name, hint in typing.get_type_hints(cls).items() if typing.get_origin(hint) is not ClassVar}
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -627,8 +624,8 @@ def _value(hint: Any, value: Any) -> Any:
         return tuple(_value(item, part) for part in value)
     if isinstance(value, dict):  # a message, or an optional one; a mapping of texts stays what it is
         for cls in (hint, *typing.get_args(hint)):
-            if is_dataclass(cls):
-                return _build(cls, value)  # type: ignore[arg-type]
+            if isinstance(cls, type) and issubclass(cls, Message):
+                return _build(cls, value)
     return value
 
 
