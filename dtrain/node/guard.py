@@ -14,6 +14,7 @@ from dtrain.node.folder import JobFolder
 KILL_TIMEOUT_S = 20.0
 _TICK_S = 1.0
 _MOST_SILENT_TICKS = 20  # that the guard itself was awake: where a whole node stands still, nobody is to blame
+_OF_A_LOGIN = ("SSH_CLIENT", "SSH2_CLIENT")  # where it has them, bash reads a person's ~/.bashrc for `bash -c` too
 
 
 def main(argv: list[str]) -> int:
@@ -34,6 +35,8 @@ def main(argv: list[str]) -> int:
     if order.environ is not None:  # for what we start; that we were not started in it keeps its libraries out of this Python
         os.environ.clear()
         os.environ.update(order.environ)
+    for name in _OF_A_LOGIN:
+        os.environ.pop(name, None)
     watch_listener = None if watch_fd < 0 else socket.socket(fileno=watch_fd)
     held_port = None if port_fd < 0 else socket.socket(fileno=port_fd)
     inherited = agent.Inherited(folder.listen(), watch_listener, held_port, tuple(gpu_locks))

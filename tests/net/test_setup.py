@@ -53,6 +53,17 @@ def test_it_runs_in_the_tree_with_the_workers_variables(workspace: Workspace) ->
     assert workspace.leftovers() == {}
 
 
+def test_start_up_files_of_a_person_stay_out_of_it(workspace: Workspace) -> None:
+    """Where it finds the variables of an ssh login, bash reads ~/.bashrc for a line too."""
+    (workspace.root / "home").mkdir(exist_ok=True)
+    (workspace.root / "home/.bashrc").write_text("export VALUE=theirs\n")
+    cluster = {"instances": 1, "gpus_per_instance": 1, "device": "cpu", "dir": str(workspace.nodes)}
+    keys = {"command": "echo worker $VALUE", "setup": "echo setup $VALUE", "env": {"VALUE": "ours"}, "cluster": cluster}
+    login = {"HOME": str(workspace.root / "home"), "SSH_CLIENT": "10.0.0.1 40000 22", "SHLVL": "0"}
+    result = workspace.dtrain("launch", workspace.write("line.yaml", json.dumps(keys)), env=login)
+    assert result.code == 0 and "setup ours" in result.err and "worker ours" in workspace.dtrain("logs").out, result.err
+
+
 def test_two_launches_at_once_wait_for_each_other(workspace: Workspace) -> None:
     busy = workspace.root / "busy"
     setup = f"mkdir {busy}\nsleep 1\nrmdir {busy}\n"
