@@ -96,11 +96,12 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
     return targets_of(record.cluster, record.job, record.name, record.outputs)
 
 
-def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = False) -> dict[str, dict[str, str]]:
+def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = False, logs: bool = False) -> dict[str, dict[str, str]]:
     """Ask the nodes of the jobs that are not over for what the store does not have, all at once.
 
     Args:
         lost_too: also ask the lost nodes of jobs that are over: they may be there again, and know better.
+        logs: also for what the workers of nodes that run have printed.
 
     Returns:
         By job id, why each node that did not answer did not.
@@ -112,7 +113,7 @@ def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = Fals
                 asked.append((record, unended(record, store.state(record), lost_too=True)))
             except NodeUnreachable as error:
                 problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
-    return {**problems, **catch_up(store, asked, ASK_NODES_S)}
+    return {**problems, **catch_up(store, asked, ASK_NODES_S, logs=logs)}
 
 
 def unended(record: JobRecord, state: JobState, *, lost_too: bool = False) -> tuple[Target, ...]:
@@ -143,14 +144,17 @@ def the_running_one(store: Store, name: str | None = None) -> JobRecord | None:
     return found[0] if found else None
 
 
-def find(store: Store, wanted: str | None) -> tuple[JobRecord, dict[str, str]]:
+def find(store: Store, wanted: str | None, *, logs: bool = False) -> tuple[JobRecord, dict[str, str]]:
     """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
+
+    Args:
+        logs: as for refresh.
 
     Raises:
         NoSuchJob: there is none, or several.
     """
     record = store.find(wanted)
-    problems = refresh(store, [record], lost_too=True).get(record.job, {})
+    problems = refresh(store, [record], lost_too=True, logs=logs).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
 

@@ -15,8 +15,13 @@ from dtrain.node import wire
 from dtrain.store import JobRecord, Store
 
 
-def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float) -> dict[str, dict[str, str]]:
+def catch_up(
+    store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float, *, logs: bool = False
+) -> dict[str, dict[str, str]]:
     """Bring the store up to what the nodes of some jobs know now, all nodes at once.
+
+    Args:
+        logs: of nodes that have not ended too. They may be long, and an `attach` goes on where they end here.
 
     Returns:
         By job, why each node that could not be asked in time was not, by name.
@@ -27,8 +32,8 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
     waiting = {(target.job, target.node) for _, targets in jobs for target in targets}
     for _, targets in jobs:
         for target in targets:
-            offsets = store.offsets(target.job, target.node)
-            threading.Thread(target=_ask_once, args=(target, offsets, told), daemon=True).start()
+            follow = wire.Follow(intakes[target.job].offsets(target.node), once=True, logs=logs)
+            threading.Thread(target=_ask_once, args=(target, follow, told), daemon=True).start()
     problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
     deadline = time.monotonic() + timeout_s
     heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
@@ -58,11 +63,11 @@ def catch_up(store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], t
     return problems
 
 
-def _ask_once(target: Target, offsets: dict[str, int], told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:
+def _ask_once(target: Target, follow: wire.Follow, told: queue.SimpleQueue[tuple[Target, wire.Message | DtrainError, bytes]]) -> None:
     try:
         link = Link.open(target)
         try:
-            link.tell(wire.Follow(offsets, once=True))
+            link.tell(follow)
             message: wire.Message = wire.Done()
             while not isinstance(message, wire.CaughtUp):
                 message, payload = link.answer()

@@ -48,8 +48,13 @@ class Intake:
         self._watcher = watcher
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
         self._silent: set[str] = set()  # nodes that never had the job
-        self._own_offset = store.next_offset(job, LAUNCHING_SIDE)
-        self.state = JobState.of(plan, store.events(job))
+        events, self._offsets = store.events_and_offsets(job)
+        self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
+        self.state = JobState.of(plan, events)
+
+    def offsets(self, node: str) -> dict[str, int]:
+        """Where to follow a node's streams from at first: its events from where this state ends, for another follower may be ahead."""
+        return {**self._store.offsets(self._job, node), wire.EVENTS: self._offsets.get(node, 0)}
 
     def take(self, node: str, message: wire.Message, data: bytes) -> None:
         """Take what a node sent."""

@@ -224,8 +224,15 @@ class Store:
 
     def events(self, job: str) -> list[tuple[str, Event]]:
         """Node and event, in the order in which they arrived here."""
-        rows = self._rows("SELECT node, event FROM events WHERE job = ? ORDER BY rowid", job)
-        return [(node, event) for node, line in rows if (event := read_event(line)) is not None]
+        return self.events_and_offsets(job)[0]
+
+    def events_and_offsets(self, job: str) -> tuple[list[tuple[str, Event]], dict[str, int]]:
+        """The events, and by node where the next one begins: what others add meanwhile is in neither."""
+        rows = self._rows("SELECT node, event, next_offset FROM events WHERE job = ? ORDER BY rowid", job)
+        offsets: dict[str, int] = {}
+        for node, _, behind in rows:
+            offsets[node] = max(offsets.get(node, 0), behind)
+        return [(node, event) for node, line, _ in rows if (event := read_event(line)) is not None], offsets
 
     def metrics(self, job: str) -> list[dict[str, Any]]:
         return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]

@@ -120,7 +120,7 @@ class Supervisor:
         make_ready_for(target for target in targets if target.node not in links)
         for target in targets:
             wanted = (offsets or {}).get(target.node, {})
-            known = {**self._store.offsets(self._job, target.node), **wanted}
+            known = {**self._intake.offsets(target.node), **wanted}
             self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox)
         while not self._inbox.empty():  # a stop is in the store before any node is told, or asked whether it has the job
             self._take(self._inbox.get())

@@ -52,7 +52,7 @@ class _Ranks(click.ParamType[_RankSet]):
 def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
-    record, problems = api.find(store, job)
+    record, problems = api.find(store, job, logs=True)
     there = [worker.rank for worker in record.plan.workers]
     if ranks is not None and not any(rank in ranks for rank in there):
         raise NoSuchJob(f"job {record.job} has none of these ranks", hint=f"its ranks: {ranges(there)}")

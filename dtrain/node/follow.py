@@ -15,10 +15,11 @@ _ROUND_BYTES = 8 * 1024 * 1024  # of one stream before the next has its turn
 class Follower:
     """Knows how far each stream of a job was sent."""
 
-    def __init__(self, folder: JobFolder, offsets: dict[str, int], send: Send) -> None:
+    def __init__(self, folder: JobFolder, offsets: dict[str, int], send: Send, *, logs: bool) -> None:
         self._folder = folder
         self._offsets = dict(offsets)
         self._send = send
+        self._logs = logs
 
     def send_new(self) -> bool:
         """Send what the streams hold by now, up to a bound for each. Whether anything was sent.
@@ -31,7 +32,7 @@ class Follower:
             self._send_bytes(wire.EVENTS, events)
         sent = bool(events) and not ending
         for name in self._folder.stream_names():
-            if name != wire.EVENTS:
+            if name == wire.METRICS or (name != wire.EVENTS and (self._logs or ending)):
                 while self.send_some(name):
                     sent = True
                     if not ending:

@@ -289,7 +289,7 @@ class _Session:
 
     def _relay_setup(self) -> None:
         """In a thread of its own: it may take long, and a Stop or the end of the connection comes first."""
-        agent, follower, ended = self._agent, Follower(self._folder, {}, self._send), None
+        agent, follower, ended = self._agent, Follower(self._folder, {}, self._send, logs=True), None
         with contextlib.suppress(OSError):  # the connection is gone; the main thread ends with its orders
             if agent is not None:
                 while not select.select([agent], [], [], _IDLE_POLL_S)[0]:
@@ -309,7 +309,7 @@ class _Session:
     def _follow(self, order: wire.Follow) -> None:
         known = os.path.isdir(self._folder.path)
         alive = known and self._folder.is_alive()  # before reading: what an ended job wrote is complete
-        follower = Follower(self._folder, order.offsets, self._send)
+        follower = Follower(self._folder, order.offsets, self._send, logs=order.logs)
         if not order.once:
             threading.Thread(target=self._send_streams, args=(follower,), daemon=True).start()
             return

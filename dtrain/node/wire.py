@@ -223,6 +223,7 @@ class Follow(Message):
 
     offsets: dict[str, int]
     once: bool  # stop at the present end and say CaughtUp
+    logs: bool = True  # False: no logs before those of a node that has ended
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_streams_are_followed_by_offset_and_the_end_comes_last(tmp_path: Path) -
         assert isinstance(message, wire.StreamBytes)
         sent.append((message.stream, message.offset, len(payload)))
 
-    follower = Follower(folder, {wire.rank_log(0): 5}, send)
+    follower = Follower(folder, {wire.rank_log(0): 5}, send, logs=True)
     assert follower.send_new()
     assert not follower.send_new()
     with log.open("ab") as file:
@@ -101,6 +101,21 @@ def test_streams_are_followed_by_offset_and_the_end_comes_last(tmp_path: Path) -
             assert offset == at
             at += size
     assert at == 3 * wire.CHUNK_BYTES + 7
+
+
+def test_who_wants_no_logs_gets_them_with_the_end_alone(tmp_path: Path) -> None:
+    """Whoever has read that a node ended has all of its logs."""
+    folder = JobFolder(str(tmp_path))
+    folder.make()
+    (tmp_path / wire.rank_log(0)).write_bytes(b"long")
+    folder.append_event(wire.LauncherStarted(1.0, 1))
+    sent: list[tuple[wire.Message, bytes]] = []
+    follower = Follower(folder, {}, lambda message, payload: sent.append((message, payload)), logs=False)
+    assert follower.send_new() and not follower.send_new()
+    assert [message for message, _ in sent] == [wire.StreamBytes(wire.EVENTS, 0)]
+    folder.append_event(wire.NodeEnded(2.0, "succeeded", "", "", ()))
+    assert follower.send_new()
+    assert sent[1] == (wire.StreamBytes(wire.rank_log(0), 0), b"long") and b"NodeEnded" in sent[2][1]
 
 
 def test_the_bundle_is_the_same_bytes_every_time() -> None:

@@ -65,6 +65,23 @@ def test_the_same_bytes_taken_twice_change_nothing(tmp_path: Path) -> None:
     assert store.find("aa11").state is State.RUNNING
 
 
+def test_a_follower_misses_no_event_that_another_one_stores_meanwhile(tmp_path: Path) -> None:
+    """It would take a job that has ended for one whose nodes are gone."""
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    events = (wire.AgentStarted(1.0, 1, 1, "b"), wire.NodeEnded(3.0, "succeeded", "", "", ()))
+    first, last = (wire.to_json(event).encode() + b"\n" for event in events)
+    launch = Intake(store, "aa11", record.plan, Silent())
+    launch.take("node0", wire.StreamBytes(wire.EVENTS, 0), first)
+    attach = Intake(store, "aa11", record.plan, Silent())
+    launch.take("node0", wire.StreamBytes(wire.EVENTS, len(first)), last)
+    offset = attach.offsets("node0")[wire.EVENTS]
+    assert offset == len(first)
+    attach.take("node0", wire.StreamBytes(wire.EVENTS, offset), last)
+    attach.take("node0", wire.CaughtUp(alive=False, known=True), b"")
+    assert attach.state == launch.state and store.find("aa11").state is State.SUCCEEDED
+
+
 def test_a_store_that_cannot_be_made_is_an_error_with_a_next_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NoSpace, match="hint: set XDG_STATE_HOME"):
