@@ -26,6 +26,7 @@ _COMMANDS = {
     "check": ("dtrain.cli.check", "Prove that a cluster can run a job, before it does."),
     "launch": ("dtrain.cli.launch", "Train: run a job on all its nodes."),
     "status": ("dtrain.cli.status", "Show jobs, or one job with its nodes."),
+    "attach": ("dtrain.cli.attach", "Follow a job that runs, as its launch does."),
     "logs": ("dtrain.cli.logs", "Show what a job's workers printed."),
     "stop": ("dtrain.cli.stop", "End a job on all its nodes."),
     "fetch": ("dtrain.cli.fetch", "Bring a job's outputs home."),

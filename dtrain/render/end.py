@@ -27,6 +27,8 @@ def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, eva
     if state.state in (State.FAILED, State.LOST) and failure is not None and state.start_failed is None:
         folder = next(node.job_folder for node in plan.nodes if node.name == failure.node)
         print_failure(console, failure, log_folder, folder)
+    if state.state is State.FAILED and state.start_failed is not None:
+        console.print(Text(f"it was not started: {state.start_failed.text}", "bold red"), soft_wrap=True)
     took = ""
     if state.started_at is not None and state.ended_at is not None:
         took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"

@@ -39,6 +39,10 @@ class RankLines:
             self._lines(prefix, rest)
         self._partial.clear()
 
+    def forget(self) -> None:
+        """Leave what came without a newline to who goes on with these streams."""
+        self._partial.clear()
+
     def _prefix(self, node: str, stream: str) -> str | None:
         """What stands before each line of a stream; None where nobody wants them."""
         if stream == wire.SETUP_LOG and self._ranks is None:

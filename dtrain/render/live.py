@@ -44,6 +44,10 @@ class LiveView(StatusLine):
         self._lines.end()
         super().__exit__()
 
+    def leave(self) -> None:
+        """The job goes on: who attaches next shows the lines that are not whole yet."""
+        self._lines.forget()
+
     def __rich__(self) -> Text:
         """The line below the log, drawn anew four times a second."""
         return Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}" if self._status else "", "dim")

@@ -1,0 +1,98 @@
+"""`dtrain attach`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.text import Text
+
+from dtrain import api
+from dtrain.errors import CTRL_C
+from dtrain.intake import Watcher
+from dtrain.node import wire
+from dtrain.render import console
+from dtrain.render.end import print_end
+from dtrain.render.live import LiveView
+from dtrain.store import JobRecord, Store
+from dtrain.supervise import Supervisor
+
+_BLOCK_BYTES = 1 << 16
+
+
+@click.command("attach", epilog="Example: dtrain attach digits")
+@click.argument("job", required=False)
+def command(job: str | None) -> int:
+    """Follow a JOB (default: the newest) as its launch does, from where its logs end on this machine.
+
+    JOB is an id, the start of one, or a name. Ctrl-C leaves, and the job goes on. The exit code is the job's own, also where it
+    has ended before.
+    """
+    store = Store.default()
+    record = store.find(job)  # the nodes are not asked first: what that brings would not be shown
+    if record.state.is_final:
+        record, _ = api.find(store, record.job)  # where it was lost, its nodes may know better
+    state = store.state(record)
+    out = console.person()
+    if not state.state.is_final:
+        name = f"job {record.name} {record.job}"
+        out.print(Text(f"attached to {name}; Ctrl-C leaves, and the job goes on"), soft_wrap=True)
+        with LiveView(out) as view:
+            view.step(state.state.value.lower())
+            supervisor = Supervisor(store, record.job, record.plan, view)
+            _leave_by_key(supervisor)
+            state = supervisor.run(api.unended(record, state), {}, offsets=_go_on(store, record, view))
+            if not state.state.is_final:
+                view.leave()
+                out.print(Text(f"left {name}, which goes on"), soft_wrap=True)
+                return CTRL_C
+    print_end(out, record.job, record.plan, state, _evaluation(store, record.job), store.folder(record.job))
+    assert state.exit_code is not None
+    return state.exit_code
+
+
+def _leave_by_key(supervisor: Supervisor) -> None:
+    """By Ctrl-C, and by the key that detaches from a launch."""
+    keys = (signal.SIGINT, signal.SIGQUIT)
+
+    def leave(number: int, stack: FrameType | None) -> None:
+        for key in keys:  # a second one does not wait for a terminal that takes nothing
+            signal.signal(key, signal.default_int_handler)
+        supervisor.abandon()
+
+    for key in keys:
+        signal.signal(key, leave)
+
+
+def _go_on(store: Store, record: JobRecord, watcher: Watcher) -> dict[str, dict[str, int]]:
+    """Where to follow each log from. A line that is not whole yet is shown from its start."""
+    offsets: dict[str, dict[str, int]] = {}
+    for node in record.plan.nodes:
+        for stream in (wire.SETUP_LOG, *(wire.rank_log(worker.rank) for worker in node.workers)):
+            path = store.log(record.job, node.name, stream)
+            end = path.stat().st_size if path.is_file() else 0
+            offsets.setdefault(node.name, {})[stream] = end
+            if end:
+                watcher.printed(node.name, stream, _last_line(path, end))
+    return offsets
+
+
+def _last_line(path: Path, end: int) -> bytes:
+    """What stands behind the last newline of a file's first `end` bytes."""
+    parts, start, newline = [], end, b""
+    with path.open("rb") as file:
+        while start > 0 and not newline:
+            size = min(_BLOCK_BYTES, start)
+            start -= size
+            _, newline, rest = os.pread(file.fileno(), size, start).rpartition(b"\n")
+            parts.append(rest)
+    return b"".join(reversed(parts))
+
+
+def _evaluation(store: Store, job: str) -> Mapping[str, float]:
+    found = [metric["evaluation"] for metric in store.metrics(job) if isinstance(metric.get("evaluation"), Mapping)]
+    return found[-1] if found else {}

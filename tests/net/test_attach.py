@@ -1,0 +1,127 @@
+"""`dtrain attach`: a job is followed from another shell, after its launch or beside it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Workspace
+
+pytestmark = pytest.mark.net
+
+# Prints lines in two parts until there is a file `go` in the root, none while there is one `pause`, and then what an end looks like.
+COUNT = """
+import os, sys, time
+root, i = os.environ["ROOT"], 0
+while not os.path.exists(f"{root}/go"):
+    if os.path.exists(f"{root}/pause"):
+        time.sleep(0.02)
+        continue
+    for part in (f"line {i} ", "\\n"):
+        sys.stdout.write(part)
+        sys.stdout.flush()
+        time.sleep(0.005)
+    i += 1
+sys.stdout.write("no newline")
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
+def counting_job(workspace: Workspace, *, code: int = 0, instances: int = 2) -> Path:
+    workspace.write("count.py", COUNT)
+    env = f"env: {{ROOT: {workspace.root}, CODE: '{code}'}}\n"
+    return workspace.job(f"name: counts\nlauncher: none\nscript: count.py\n{env}", instances=instances)
+
+
+class Shell:
+    """A command beside the test, and what it has said so far."""
+
+    def __init__(self, workspace: Workspace, number: int, *args: str | Path) -> None:
+        self._workspace = workspace
+        self._log = workspace.root / f"shell{number}.log"
+        self.process: subprocess.Popen[str] = workspace.start(*args, log=self._log)
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def lines(self, rank: int) -> list[str]:
+        return [line for line in self.said().splitlines() if line.startswith(f"[{rank}] ")]
+
+    def shows_more(self) -> None:
+        """Wait until lines have come that were not there when this was called."""
+        before = [len(self.lines(rank)) for rank in range(2)]
+        self._workspace.until(lambda: all(len(self.lines(rank)) > before[rank] + 5 for rank in range(2)), f"lines: {self.said()[-2000:]}")
+
+    def ended(self) -> int:
+        self.process.wait(60)
+        return self.process.returncode
+
+
+def logs(root: Path) -> dict[str, bytes]:
+    """By node and name, below a job's folder."""
+    return {f"{path.parents[1].name}/{path.name}": path.read_bytes() for path in root.glob("*/logs/rank*.log")}
+
+
+def is_all_here(workspace: Workspace) -> bool:
+    """Whether all that the workers have printed is in the copies, and shown: nothing is on its way."""
+    return logs(next(workspace.nodes.glob("jobs/*"))) == logs(next(workspace.root.glob("state/dtrain/jobs/*")))
+
+
+def test_each_line_is_shown_once_from_a_killed_launch_to_the_end(workspace: Workspace) -> None:
+    """The launch is killed, one attach is left by Ctrl-C, `status` is asked in between, and the next attach sees the end."""
+    launch = Shell(workspace, 0, "launch", counting_job(workspace, code=3))
+    launch.shows_more()
+    (workspace.root / "pause").touch()  # a line that is stored and not yet shown would be lost with the launcher
+    workspace.until(lambda: is_all_here(workspace), "the launch to show all")
+    shown = launch.said()
+    workspace.until(lambda: launch.said() == shown, "the launch to say nothing more")
+    launch.process.kill()
+    launch.process.wait()
+    (workspace.root / "pause").unlink()
+    job = workspace.status()
+    assert (job["state"], job["name"]) == ("RUNNING", "counts")
+    first = Shell(workspace, 1, "attach")
+    first.shows_more()
+    first.process.send_signal(signal.SIGINT)
+    assert first.ended() == 130, first.said()
+    assert f"left job counts {job['job']}, which goes on" in first.said()
+    assert workspace.status()["state"] == "RUNNING"
+    second = Shell(workspace, 2, "attach", "counts")
+    second.shows_more()
+    (workspace.root / "go").touch()
+    assert second.ended() == 3, second.said()
+    assert "failed with exit code 3" in second.said()
+    copies = logs(workspace.root / f"state/dtrain/jobs/{job['job']}")
+    assert copies == logs(workspace.nodes / f"jobs/{job['job']}") and len(copies) == 2
+    for rank in range(2):
+        wanted = [f"[{rank}] {line}" for line in copies[f"node{rank}/rank{rank}.log"].decode().splitlines()]
+        assert [*launch.lines(rank), *first.lines(rank), *second.lines(rank)] == wanted
+    after = workspace.dtrain("attach", job["job"])
+    assert after.code == 3 and "failed with exit code 3" in after.err and "[0] line 0" not in after.err
+    assert workspace.dtrain("attach", "nothing").code == 66
+
+
+def test_two_attach_beside_a_launch_that_is_killed(workspace: Workspace) -> None:
+    """All of them write the same bytes to the same places, so none waits for another, and none is missed."""
+    launch = Shell(workspace, 0, "launch", counting_job(workspace))
+    launch.shows_more()
+    beside = [Shell(workspace, number, "attach") for number in (1, 2)]
+    for shell in (launch, *beside):
+        shell.shows_more()
+    launch.process.kill()
+    for shell in beside:
+        shell.shows_more()
+    (workspace.root / "go").touch()
+    for shell in beside:
+        assert shell.ended() == 0, shell.said()
+        assert "SUCCEEDED" in shell.said()
+    copies = logs(next(workspace.root.glob("state/dtrain/jobs/*")))
+    assert copies == logs(next(workspace.nodes.glob("jobs/*"))) and len(copies) == 2
+    for shell in beside:
+        for rank in range(2):
+            whole = [f"[{rank}] {line}" for line in copies[f"node{rank}/rank{rank}.log"].decode().splitlines()]
+            shown = shell.lines(rank)
+            assert shown == whole[len(whole) - len(shown) :]
