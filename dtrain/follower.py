@@ -45,7 +45,7 @@ class Follower(threading.Thread):
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
-        self._stop_asked: wire.Stop | None = None  # said again after a reconnect: it may not have arrived
+        self._asked: dict[type[wire.Message], wire.Message] = {}  # said again after a reconnect: it may not have arrived
         self._heard_s = 0.0
         self.is_connected = False
 
@@ -58,10 +58,11 @@ class Follower(threading.Thread):
         return self._heard_s
 
     def tell(self, order: wire.Message) -> None:
-        if isinstance(order, wire.Stop):
-            if self._stop_asked is not None and self._stop_asked.grace_s <= order.grace_s:
-                order = self._stop_asked  # a later one shortens the grace, and never makes it longer
-            self._stop_asked = order
+        before = self._asked.get(wire.Stop)
+        if isinstance(order, wire.Stop) and isinstance(before, wire.Stop) and before.grace_s <= order.grace_s:
+            order = before  # a later one shortens the grace, and never makes it longer
+        if isinstance(order, (wire.Stop, wire.Detach)):
+            self._asked[type(order)] = order
         link = self._link
         if link is not None:
             try:
@@ -95,8 +96,8 @@ class Follower(threading.Thread):
                     self._link = Link.open(self._target)
                 link = self._link
                 link.tell(wire.Follow(self._offsets, once=False))
-                if self._stop_asked is not None:
-                    link.tell(self._stop_asked)
+                for order in tuple(self._asked.values()):
+                    link.tell(order)
                 self.is_connected = True
                 if lost is not None:
                     self._inbox.put(Connected(self._target.node, None))

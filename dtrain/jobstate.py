@@ -114,6 +114,7 @@ class JobState:
     start_failed: StartFailed | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    is_lease_lifted: bool = False  # of one node: it tells the others
 
     @classmethod
     def planned(cls, plan: LaunchPlan) -> JobState:
@@ -202,6 +203,8 @@ class JobState:
                 return self
             case wire.ClockOffset():
                 return self._with_node(node, clock_offset_s=event.offset_s)
+            case wire.LeaseLifted():
+                return replace(self, is_lease_lifted=True)
             case wire.PeerLost():
                 text = f"{node} says: {event.how}"
                 after = self._with_node(event.node, missed=text)

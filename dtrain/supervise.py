@@ -38,11 +38,16 @@ class _Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class _Detach:
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Abandon:
     pass
 
 
-_Item: TypeAlias = Received | Connected | _Stop | _Abandon | FollowerEnded
+_Item: TypeAlias = Received | Connected | _Stop | _Detach | _Abandon | FollowerEnded
 
 
 class Supervisor:
@@ -59,6 +64,7 @@ class Supervisor:
         self._intake = Intake(store, job, plan, watcher)
         self._voice = _Voice(self._tell_all)
         self._abandoned = False
+        self._detach_until_s: float | None = None  # None: it was not asked for
         self._errors: dict[str, str] = {}  # why nodes are not connected
         self._stopping_since_s: float | None = None  # as this process was told
         self._stop_until_s = 0.0
@@ -78,6 +84,16 @@ class Supervisor:
         """
         self._inbox.put(_Stop(cause, grace_s, by))
         self._voice.say(wire.Stop(cause, grace_s))
+
+    def request_detach(self) -> None:
+        """Let the job go on without a launcher, and follow it until a node has heard of that, which tells the others. May be called
+        from a signal handler. A job without a lease needs none anyway.
+
+        Where no node can be told for the length of the lease, the job has come to the end of it.
+        """
+        if self._plan.lease_s is not None:
+            self._inbox.put(_Detach(self._plan.lease_s))
+            self._voice.say(wire.Detach())
 
     def abandon(self) -> None:
         """Stop following, whatever the job does. May be called from a signal handler."""
@@ -108,7 +124,8 @@ class Supervisor:
         detach: bool = False,
         offsets: Mapping[str, Mapping[str, int]] | None = None,
     ) -> JobState:
-        """Follow until every node has ended; where the job was asked to stop, until every node that answers has.
+        """Follow until every node has ended; where the job was asked to stop, until every node that answers has. Less far where it
+        is detached or abandoned.
 
         Args:
             targets: nodes of the job; those that have ended may be left out.
@@ -147,8 +164,11 @@ class Supervisor:
         return self.state
 
     def _is_over(self) -> bool:
-        if self._abandoned or self._stopping_since_s is None:
-            return self._abandoned or self.state.state.is_final
+        if self._abandoned:
+            return True
+        if self._stopping_since_s is None:
+            is_left = self._detach_until_s is not None and (self.state.is_lease_lifted or time.monotonic() >= self._detach_until_s)
+            return is_left or self.state.state.is_final
         return all(self._why_unheard(node) is not None for node in self.waited_for())
 
     def _why_unheard(self, node: str) -> str | None:
@@ -187,6 +207,8 @@ class Supervisor:
             case Connected(node, error):
                 self._errors[node] = error or ""
                 self._watcher.disconnected(node, error or "")
+            case _Detach(within_s):
+                self._detach_until_s = time.monotonic() + within_s
             case _Abandon():
                 self._abandoned = True
             case FollowerEnded(node):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,6 +56,48 @@ class Result:
 def _as_from_a_terminal() -> None:
     """The commands that a script's shell starts in the background, such as these tests, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Terminal:
+    """A process on a terminal of its own, which this is the other end of."""
+
+    def __init__(self, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
+        self._master, slave = os.openpty()
+        self.before = termios.tcgetattr(slave)
+        self._said = b""
+        self.process = subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=slave, stdout=slave, stderr=slave, text=True, preexec_fn=_as_session_on_terminal
+        )
+        self._slave = slave
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def said(self) -> str:
+        """All that it has shown so far."""
+        while select.select([self._master], [], [], 0)[0]:
+            self._said += os.read(self._master, 1 << 16)
+        return self._said.decode(errors="replace")
+
+    def ended(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Its exit code, and with that the terminal as it was before."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said()
+            self.said()  # so that there is room for more
+            time.sleep(0.05)
+        assert termios.tcgetattr(self._slave) == self.before
+        return self.process.returncode
+
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        os.close(self._slave)
+        os.close(self._master)
+
+
+def _as_session_on_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class Workspace:
@@ -107,6 +152,12 @@ class Workspace:
     def python(self, script: str) -> subprocess.Popen[str]:
         """Run a script beside the test, as from a notebook."""
         return self._begin(("-c", script))
+
+    def on_terminal(self, *args: str | Path) -> Terminal:
+        """Run `dtrain ARGS` beside the test on a terminal of its own."""
+        terminal = Terminal((sys.executable, "-m", "dtrain", *map(str, args)), self.workdir, {**self.env, "TERM": "xterm"})
+        self._processes.append(terminal.process)
+        return terminal
 
     def _begin(self, arguments: tuple[str, ...], env: Mapping[str, str] | None = None, log: Path | None = None) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as files:

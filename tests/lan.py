@@ -283,6 +283,12 @@ class Lan:
         node.run("ip", "route", "add", "blackhole", f"{self.address}/32")
         self._undo.append(lambda: node.run("ip", "route", "del", "blackhole", f"{self.address}/32"))
 
+    def deafen(self, node: Node) -> None:
+        """The launcher's packets do not arrive at the node; its neighbours' do."""
+        rule = ("INPUT", "-s", self.address, "-j", "DROP")
+        node.run("iptables", "-w", "-A", *rule)
+        self._undo.append(lambda: node.run("iptables", "-w", "-D", *rule))
+
     def heal(self) -> None:
         while self._undo:
             self._undo.pop()()

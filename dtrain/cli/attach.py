@@ -41,6 +41,9 @@ def command(job: str | None) -> int:
     if not state.state.is_final:
         name = f"job {record.name} {record.job}"
         out.print(Text(f"attached to {name}; Ctrl-C leaves, and the job goes on"), soft_wrap=True)
+        if record.plan.lease_s is not None and not state.is_lease_lifted and store.is_launcher_gone(record.job):
+            lease = f"its launcher is gone, so it stops when its lease of {record.plan.lease_s:g} s is over"
+            out.print(Text(lease, "yellow"), soft_wrap=True)
         with LiveView(out) as view:
             view.step(state.state.value.lower())
             supervisor = Supervisor(store, record.job, record.plan, view)

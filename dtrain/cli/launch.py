@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -13,14 +14,14 @@ from rich.text import Text
 from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import Selecting, selection_options
-from dtrain.errors import CTRL_C, STOPPED
+from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable
 from dtrain.findings import Finding
 from dtrain.jobstate import JobState
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
 from dtrain.render.commands import print_commands
-from dtrain.render.end import print_detached, print_end, print_survivors
+from dtrain.render.end import print_detached, print_end, print_left, print_survivors
 from dtrain.render.live import LiveView
 from dtrain.render.plan import print_plan
 from dtrain.shell_words import shell_words
@@ -85,7 +86,8 @@ def command(
     """Run a job on all its nodes and follow it to its end.
 
     FILE is the job file (default: job.yaml). ARGs are appended to its args. Ctrl-C stops the job on every node; so does
-    `dtrain stop` from another shell. The exit code is the failing worker's own.
+    `dtrain stop` from another shell. Ctrl-\\ detaches from it, and so does the end of its terminal: the job goes on without a
+    lease, and `dtrain attach` follows it. The exit code is the failing worker's own.
     """
     if as_json and not dry_run:
         raise click.UsageError("--json goes with --dry-run")
@@ -98,7 +100,7 @@ def command(
     if dry_run:
         _show_plan(spec, lease_s, as_json=as_json)
         return 0
-    return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach, wait=wait)
+    return follow_to_end(spec, lease_s, LiveView(console.person()), detach=detach, wait=wait, may_detach=True)
 
 
 def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
@@ -113,24 +115,32 @@ def _show_plan(spec: JobSpec, lease_s: float | None, *, as_json: bool) -> None:
     print_commands(out, commands, spec.env)
 
 
-def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False) -> int:
-    """Start a job, show it until it ends, or with detach until all its workers run, and return its exit code."""
+def follow_to_end(
+    spec: JobSpec, lease_s: float | None, view: LiveView, *, detach: bool = False, wait: bool = False, may_detach: bool = False
+) -> int:
+    """Start a job, show it until it ends, or with detach until all its workers run, and return its exit code.
+
+    Args:
+        may_detach: it may also be left by a key, and by the end of its terminal.
+    """
     store = Store.default()
     out = console.person()
-    signals = _Signals(view)
+    signals = _Signals(view, may_detach=may_detach, has_key=may_detach and not detach and os.isatty(0))
 
     def run() -> tuple[api.Job, Supervisor, JobState]:
         signals.start()
         job = api.launch(spec, store=store, progress=signals, lease_s=lease_s, wait=wait)
         supervisor = job.supervisor(view)
-        signals.stop(supervisor, job.plan.grace_s)
+        signals.hand_over(supervisor, job.plan.grace_s)
         return job, supervisor, supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
 
     with view:
         job, supervisor, state = run()
-        if state.is_port_taken and state.stop_cause is None:
+        if state.state.is_final and state.is_port_taken and state.stop_cause is None:
             view.again(job.id)
             job, supervisor, state = run()
+        if not state.state.is_final:
+            view.leave()
     if state.stop_cause is not None and not state.state.is_final:
         for why in supervisor.unheard().values():
             out.print(Text(why, "red"), soft_wrap=True)
@@ -139,8 +149,11 @@ def follow_to_end(spec: JobSpec, lease_s: float | None, view: LiveView, *, detac
         return CTRL_C if state.stop_cause == "ctrl-c" else STOPPED
     if state.state.is_final:
         print_end(out, job.id, job.plan, state, view.evaluation, store.folder(job.id))
+    elif state.is_lease_lifted or lease_s is None:
+        print_detached(out, spec.name, job.id, state)
     else:
-        print_detached(out, spec.name, job.id)
+        print_left(out, spec.name, job.id, lease_s)
+        return NodeUnreachable.exit_code
     if detach and state.exit_code in (0, None):
         click.echo(job.id)
     return state.exit_code or 0
@@ -150,16 +163,24 @@ class _Signals:
     """Ctrl-C and TERM. They end a start at once, and a running job with grace; a second one does not wait for the grace, a third
     one not for the nodes. Also Progress, to know the moment from which on workers run: one that comes then waits for the
     supervisor, which alone can end them.
+
+    Ctrl-\\ and HUP detach from a job once it runs; a start goes on until then.
     """
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, view: LiveView, *, may_detach: bool, has_key: bool) -> None:
         self._view = view
         self._is_starting = True
         self._supervisor: Supervisor | None = None
         self._grace_s = 0.0
         self._asked: list[int] = []
+        self._num_detach_asked = 0
         for number in (signal.SIGINT, signal.SIGTERM):  # also where a script's shell lets its background commands ignore them
             signal.signal(number, self._take)
+        if may_detach and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup does, which wants it to stay
+            signal.signal(signal.SIGHUP, self._detach)
+        if has_key:
+            signal.signal(signal.SIGQUIT, self._detach)
+            view.keys = "Ctrl-\\ detaches"
 
     def start(self) -> None:
         """From now on they end a start, as one does that came since a job has ended."""
@@ -167,11 +188,28 @@ class _Signals:
         if self._asked:
             self._end_start(self._asked[0])
 
-    def stop(self, supervisor: Supervisor, grace_s: float) -> None:
-        """From now on they stop this job."""
+    def hand_over(self, supervisor: Supervisor, grace_s: float) -> None:
+        """From now on they stop this job, or detach from it."""
         self._supervisor, self._grace_s = supervisor, grace_s
         for i in range(len(self._asked)):
             self._pass_on(i)
+        if self._num_detach_asked:
+            self._request_detach(supervisor)
+
+    def _detach(self, number: int, stack: FrameType | None) -> None:
+        if self._asked:
+            return
+        self._num_detach_asked += 1
+        if self._supervisor is None:
+            self._view.keys = "detaches once the job runs"
+        elif self._num_detach_asked == 1:
+            self._request_detach(self._supervisor)
+        elif number == signal.SIGQUIT:
+            self._supervisor.abandon()
+
+    def _request_detach(self, supervisor: Supervisor) -> None:
+        self._view.keys = "detaching: no node has heard of it yet; Ctrl-\\ leaves without"
+        supervisor.request_detach()
 
     def _take(self, number: int, stack: FrameType | None) -> None:
         self._asked.append(number)

@@ -74,7 +74,7 @@ def _stop(store: Store, record: JobRecord, grace_s: float, out: Console) -> int:
         )
     elif unheard:
         lease_s = record.plan.lease_s
-        lease = "" if lease_s is None else f", or its lease of {lease_s:g} s is over"
+        lease = "" if lease_s is None or state.is_lease_lifted else f", or its lease of {lease_s:g} s is over"
         out.print(Text(f"the job goes on there until `dtrain stop {record.job}` reaches it{lease}", "red"), soft_wrap=True)
     if state.state.is_final:
         print_end(out, record.job, record.plan, state, {}, store.folder(record.job))

@@ -84,6 +84,7 @@ class Agent:
         self._settled_at_s = float("inf")  # when a worker's end that is a symptom stops the node
         self._kill_at_s = float("inf")
         self._is_committed = False
+        self._lease_s = order.lease_s  # None too once the job is detached
         self._armed_until_s = time.monotonic() + ARMED_S
         self._workers_until_s = float("inf")  # all have to be there by then
         self._heard_s = time.monotonic()  # the launching side's last word
@@ -163,6 +164,8 @@ class Agent:
             self._answer(connection, self._commit())
         elif isinstance(message, wire.Ping):
             self._heard_s = time.monotonic()
+        elif isinstance(message, wire.Detach):
+            self._lift_lease()
         elif isinstance(message, wire.Stop):
             self._stop(message.cause, message.grace_s)
         else:
@@ -251,6 +254,8 @@ class Agent:
             self._start_daemon(message)
         elif isinstance(message, wire.Stop):
             self._stop(message.cause, message.grace_s)
+        elif isinstance(message, wire.Detach):
+            self._lift_lease()
 
     def _peer_lost(self, node: str, how: str, silent_s: float) -> None:
         self._event(wire.PeerLost(time.time(), node, how, silent_s))
@@ -261,6 +266,13 @@ class Agent:
 
     def _launcher_silent_s(self) -> float:
         return time.monotonic() - self._heard_s
+
+    def _lift_lease(self) -> None:
+        """On all nodes: of those that the launching side does not reach too."""
+        if self._lease_s is not None:
+            self._lease_s = None
+            self._event(wire.LeaseLifted(time.time()))
+            self._tripwire.tell(wire.Detach())
 
     def _finish_if_all_have_ended(self) -> None:
         watch = self._order.watch
@@ -380,7 +392,7 @@ class Agent:
         if self._cause or self._launcher.ended_s is not None:
             return _POLL_S
         if self._is_committed:
-            lease_s = float("inf") if self._order.lease_s is None else self._order.lease_s
+            lease_s = float("inf") if self._lease_s is None else self._lease_s
             until_s += [self._heard_s + lease_s, self._workers_until_s, self._launcher.until_s]
         else:
             until_s += [self._armed_until_s, self._setup.try_at_s]
@@ -395,8 +407,7 @@ class Agent:
             self._stop("folder-gone", self._order.grace_s)
         if not self._is_committed and now_s >= self._armed_until_s and self._held_by is None:
             self._stop("never-committed", 0.0)
-        lease_s = self._order.lease_s
-        if self._is_committed and lease_s is not None and now_s >= self._heard_s + lease_s:
+        if self._is_committed and self._lease_s is not None and now_s >= self._heard_s + self._lease_s:
             self._stop("lease-over", self._order.grace_s)
         if not self._cause and now_s >= self._settled_at_s:
             self._stop("worker-failed", self._order.grace_s)

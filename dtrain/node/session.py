@@ -151,7 +151,7 @@ class _Session:
         elif isinstance(order, wire.Setup):
             self._tell_agent(order)
             threading.Thread(target=self._relay_setup, daemon=True).start()
-        elif isinstance(order, (wire.Join, wire.Commit, wire.Stop, wire.Ping)):
+        elif isinstance(order, (wire.Join, wire.Commit, wire.Stop, wire.Ping, wire.Detach)):
             self._tell_agent(order)
         elif isinstance(order, wire.Follow):
             self._follow(order)

@@ -205,6 +205,11 @@ class Ping(Message):
 
 
 @dataclass(frozen=True)
+class Detach(Message):
+    """The job goes on without a launcher: it has no lease any more. The agents pass it on, and each has an event of it."""
+
+
+@dataclass(frozen=True)
 class StillHere(Message):
     """Somebody is at this end of a connection that has nothing to say; sent both ways. Renews no lease."""
 
@@ -446,7 +451,7 @@ class DaemonWanted(Message):
 
 
 # ---- agent <-> agent, over the tripwire ---------------------------------------------------------------------------
-# `at` is the sender's own clock. Stop goes both ways too.
+# `at` is the sender's own clock. Stop and Detach go both ways too.
 
 
 @dataclass(frozen=True)
@@ -541,6 +546,13 @@ class WorkerEnded(Message):
 
 
 @dataclass(frozen=True)
+class LeaseLifted(Message):
+    """The job was detached from its launcher."""
+
+    at: float
+
+
+@dataclass(frozen=True)
 class NodeStopping(Message):
     at: float
     cause: str  # that of a Stop, or what NodeEnded gives as its reason
@@ -586,7 +598,7 @@ class NodeEnded(Message):
     survivors: tuple[Survivor, ...]
 
 
-Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, ClockOffset, PeerLost, NodeStopping, NodeEnded]
+Event = Union[AgentStarted, LauncherStarted, WorkerStarted, WorkerEnded, ClockOffset, PeerLost, LeaseLifted, NodeStopping, NodeEnded]
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------

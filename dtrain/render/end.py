@@ -45,11 +45,22 @@ def print_outcome(console: Console, name: str, job: str, state: JobState) -> Non
     console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style)), soft_wrap=True)
 
 
-def print_detached(console: Console, name: str, job: str) -> None:
-    """All workers run, and nobody follows them."""
-    console.print(Text.assemble(f"job {name} {job} ", ("RUNNING", "bold cyan"), ", detached"), soft_wrap=True)
-    for command in (f"status {job}", f"logs {job} --follow", f"stop {job}"):
-        console.print(f"  dtrain {command}", soft_wrap=True)
+def print_detached(console: Console, name: str, job: str, state: JobState) -> None:
+    """The job goes on, and nobody follows it."""
+    console.print(Text.assemble(f"job {name} {job} ", (state.state.value, "bold cyan"), ", detached"), soft_wrap=True)
+    _print_commands(console, job)
+
+
+def print_left(console: Console, name: str, job: str, lease_s: float) -> None:
+    """No node has said that it heard that the job is to go on without its launcher."""
+    text = f"not detached: no node has answered. job {name} {job} goes on there until its lease of {lease_s:g} s is over"
+    console.print(Text(text, "red"), soft_wrap=True)
+    _print_commands(console, job)
+
+
+def _print_commands(console: Console, job: str) -> None:
+    for command in ("attach", "logs", "stop"):
+        console.print(f"  dtrain {command} {job}", soft_wrap=True)
 
 
 def print_survivors(console: Console, state: JobState) -> bool:

@@ -39,6 +39,7 @@ class LiveView(StatusLine):
         self._busy = ""
         self._found: set[Finding] = set()
         self.evaluation: Mapping[str, float] = {}
+        self.keys = ""  # what can be pressed, behind the status
 
     def __exit__(self, *_: object) -> None:
         self._lines.end()
@@ -50,7 +51,8 @@ class LiveView(StatusLine):
 
     def __rich__(self) -> Text:
         """The line below the log, drawn anew four times a second."""
-        return Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}" if self._status else "", "dim")
+        keys = f"  ({self.keys})" if self.keys else ""
+        return Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}{keys}" if self._status else "", "dim")
 
     # ---- the start ----
 

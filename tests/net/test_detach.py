@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 
 import pytest
 
-from tests.cluster import Workspace
+from tests.cluster import Terminal, Workspace
+from tests.lan import DIR, Lan
 
 pytestmark = pytest.mark.net
 
@@ -19,7 +21,7 @@ def test_a_detached_job_goes_on_without_its_launcher(workspace: Workspace) -> No
     assert launch.code == 0, launch.err
     job = launch.out.removesuffix("\n")
     assert workspace.status()["job"] == job
-    for told in ("detached: no lease", f"dtrain status {job}", f"dtrain logs {job} --follow", f"dtrain stop {job}"):
+    for told in ("detached: no lease", f"dtrain attach {job}", f"dtrain logs {job}", f"dtrain stop {job}"):
         assert told in launch.err
     follow = workspace.start("logs", job, "--follow")
     (workspace.root / "go").touch()
@@ -64,6 +66,101 @@ def slow_on_node1(workspace: Workspace) -> tuple[str, str]:
 
 def events(workspace: Workspace, node: str) -> str:
     return "".join(path.read_text() for path in workspace.nodes.glob(f"jobs/*/{node}/events.jsonl"))
+
+
+KEY = b"\x1c"  # Ctrl-\
+
+
+@pytest.mark.parametrize("how", ["key", "hang-up"])
+def test_a_launch_is_left_and_its_job_needs_it_no_more(workspace: Workspace, how: str) -> None:
+    launch = workspace.on_terminal("launch", workspace.waiting_job("left"), "--lease", "2")
+    workspace.until(lambda: launch.said().count("] ready") == 2 and "(Ctrl-\\ detaches)" in launch.said(), "the workers")
+    job = workspace.status()["job"]
+    if how == "key":
+        launch.type(KEY)
+        assert launch.ended() == 0, launch.said()
+        for told in (f"job left {job} RUNNING, detached", f"dtrain attach {job}", f"dtrain logs {job}", f"dtrain stop {job}"):
+            assert told in launch.said()
+        launch.hang_up()
+    else:
+        launch.hang_up()
+        assert launch.process.wait(30) == 0
+    left_s = time.monotonic()
+    workspace.until(lambda: time.monotonic() > left_s + 3, "the time of a lease")
+    assert [node["state"] for node in workspace.status(job)["nodes"]] == ["RUNNING", "RUNNING"]
+    attach = workspace.start("attach", job)
+    (workspace.root / "go").touch()
+    result = workspace.wait(attach)
+    assert (result.code, result.out) == (0, "") and "lease" not in result.err, result.err
+
+
+def test_a_terminal_that_closes_before_the_job_runs(workspace: Workspace) -> None:
+    """The start goes on, as a person expects who has seen it begin."""
+    job = workspace.waiting_job("early")
+    job.write_text(job.read_text() + f"setup: touch {workspace.root}/begun; while [ ! -e {workspace.root}/set-up ]; do sleep 0.05; done\n")
+    launch = workspace.on_terminal("launch", job)
+    workspace.until(lambda: (workspace.root / "begun").exists(), f"the setup: {launch.said()}")
+    launch.hang_up()
+    (workspace.root / "set-up").touch()
+    assert launch.process.wait(60) == 0
+    attach = workspace.start("attach")
+    (workspace.root / "go").touch()
+    assert workspace.wait(attach).code == 0
+    assert workspace.status()["state"] == "SUCCEEDED"
+
+
+def test_ctrl_c_on_a_terminal_stops_the_job(workspace: Workspace) -> None:
+    launch = workspace.on_terminal("launch", workspace.waiting_job("stopped"))
+    workspace.until(lambda: launch.said().count("] ready") == 2, "the workers")
+    launch.type(b"\x03")
+    assert launch.ended() == 130, launch.said()
+    launch.hang_up()
+    assert workspace.status()["state"] == "STOPPED"
+
+
+def run_on_lan(lan: Lan, workspace: Workspace, lease_s: int) -> Terminal:
+    workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    text = "name: far\nlauncher: none\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n"
+    launch = workspace.on_terminal("launch", workspace.write("job.yaml", text), "--lease", str(lease_s))
+    workspace.until(lambda: launch.said().count("] ready") == 3, "the workers")
+    return launch
+
+
+@pytest.mark.root
+def test_one_node_that_hears_of_it_tells_the_others(lan: Lan, workspace: Workspace) -> None:
+    """The first node is one of those that do not."""
+    launch = run_on_lan(lan, workspace, 3)
+    for node in lan.nodes[:2]:
+        lan.deafen(node)
+    launch.type(KEY)
+    assert launch.ended() == 0, launch.said()
+    launch.hang_up()
+    left_s = time.monotonic()
+    workspace.until(lambda: time.monotonic() > left_s + 5, "the time of a lease")
+    lan.heal()
+    assert workspace.status()["state"] == "RUNNING"
+    assert workspace.dtrain("stop").code == 0
+
+
+@pytest.mark.root
+def test_where_no_node_can_be_told(lan: Lan, workspace: Workspace) -> None:
+    """It waits for one; who leaves without is told what will happen, and so is who attaches."""
+    launch = run_on_lan(lan, workspace, 5)
+    job = workspace.status()["job"]
+    for node in lan.nodes:
+        lan.deafen(node)
+    launch.type(KEY)
+    workspace.until(lambda: "no node has heard of it yet" in launch.said(), "the launch to say that it waits")
+    launch.type(KEY)
+    assert launch.ended() == 69, launch.said()
+    assert "not detached: no node has answered" in launch.said() and "until its lease of 5 s is over" in launch.said()
+    launch.hang_up()
+    workspace.until(
+        lambda: "NodeEnded" in lan.nodes[0].path(DIR).joinpath(f"jobs/{job}/n1/events.jsonl").read_text(), "the end of the lease"
+    )
+    lan.heal()
+    attach = workspace.dtrain("attach")
+    assert attach.code == 143 and "its launcher is gone, so it stops when its lease of 5 s is over" in attach.err, attach.err
 
 
 def test_a_lease_and_detach_exclude_each_other(workspace: Workspace) -> None:

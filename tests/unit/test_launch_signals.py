@@ -23,7 +23,7 @@ from dtrain.supervise import Supervisor
 @pytest.fixture
 def signals() -> Iterator[_Signals]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield _Signals(LiveView(console.person()))
+    yield _Signals(LiveView(console.person()), may_detach=False, has_key=False)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -36,7 +36,7 @@ def _followed(signals: _Signals, folder: Path) -> JobState:
     store, plan = Store(folder / "state"), make_plan(spec)
     store.add("aa11", plan, spec.cluster, workdir=folder, outputs="out", git_commit=None, workdir_hash=None)
     supervisor = Supervisor(store, "aa11", plan, Silent())
-    signals.stop(supervisor, 30.0)
+    signals.hand_over(supervisor, 30.0)
     return supervisor.run((), {})
 
 
@@ -64,6 +64,15 @@ def test_one_that_came_as_a_job_ended_lets_no_other_begin(signals: _Signals, num
     os.kill(os.getpid(), number)
     with pytest.raises(error):
         signals.start()
+
+
+def test_nohup_keeps_a_launch_that_has_no_terminal_any_more(signals: _Signals) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        _Signals(LiveView(console.person()), may_detach=True, has_key=False)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_one_does_not_wait_for_nodes_that_hang(signals: _Signals) -> None:
