@@ -52,6 +52,13 @@ def test_a_symptom_counts_where_nothing_else_explains_the_end() -> None:
     assert (state.state, state.exit_code) == (State.FAILED, 1)
 
 
+def test_a_job_has_no_lease_once_one_node_knows_that_it_is_detached() -> None:
+    state = _running()
+    assert not state.is_lease_lifted
+    state = state.after("b", wire.LeaseLifted(3.0))
+    assert state.is_lease_lifted and state.state is State.RUNNING
+
+
 @pytest.mark.parametrize(("cause", "code"), [("ctrl-c", 130), ("stop", 143)])
 def test_a_stop_is_no_failure(cause: str, code: int) -> None:
     state = _running().after("", StopAsked(3.0, cause))
