@@ -22,6 +22,7 @@ NOTICE_S = 20.0  # until a node that falls silent is noticed
 LOADED_S = 15.0  # what a loaded machine may take on top
 HIDDEN_S = 5.0
 LEASE_S = 4
+SLEEP_S = 40  # the nodes hang up after 30 s
 
 LAUNCHERS = ("torchrun", "mpirun")
 MODES = ("foreground", "detached")
@@ -277,6 +278,48 @@ def _leave(scene: Scene) -> None:
         time.sleep(LEASE_S + 1)  # it has no lease
 
 
+def _close_terminal(scene: Scene) -> None:
+    """The launcher hears of it by HUP, and detaches; a detached job has neither."""
+    scene.hit()
+    if scene.launch is not None:
+        scene.launch.send_signal(signal.SIGHUP)
+        assert scene.ended() == 0, scene.said()
+    time.sleep(LEASE_S + 1)
+
+
+def _kill_and_attach(scene: Scene) -> None:
+    """Two follow the job from then on, to its end."""
+    scene.hit()
+    scene.kill_launcher()
+    logs = [scene.workspace.root / f"attach{number}.log" for number in range(2)]
+    for log in logs:
+        scene.undo.callback(_ends_with_job, scene.workspace.start("attach", "hurt", log=log))
+    scene.until(lambda: all(log.read_text().count("line") > 10 for log in logs), "both to show lines")
+
+
+def _ends_with_job(attach: subprocess.Popen[str]) -> None:
+    try:
+        code = attach.wait(STOP_S + LOADED_S)
+    finally:
+        attach.kill()
+    assert code == STOPPED.exit_code
+
+
+def _stand_still(seconds: float) -> Callable[[Scene], None]:
+    def stand_still(scene: Scene) -> None:
+        """The launcher; where there is none, who attaches in its place."""
+        follower = scene.launch or scene.workspace.start("attach", "hurt", log=scene.workspace.root / "attach.log")
+        if scene.detached:
+            scene.undo.callback(_ends_with_job, follower)
+            scene.until(lambda: all(scene.sessions(node) for node in scene.lan.nodes), "the attach to connect")
+        scene.hit()
+        follower.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        follower.send_signal(signal.SIGCONT)
+
+    return stand_still
+
+
 def _stop(*options: str) -> Callable[[Scene], None]:
     def stop(scene: Scene) -> None:
         scene.dtrain("stop", "hurt", *options)
@@ -351,6 +394,10 @@ FAULTS = (
     Fault("dtrain stop --grace 0", _stop("--grace", "0"), _always(STOPPED), args="--deaf"),
     Fault("dtrain stop among fork-respawners", _stop(), _always(STOPPED), args="--respawn"),
     Fault("Ctrl-C", _ctrl_c, _by_mode(End("STOPPED", 130), STOPPED)),
+    Fault("the launcher's terminal closes", _close_terminal, _always(GOES_ON), lease_s=LEASE_S),
+    Fault("the launcher is killed, and two attach", _kill_and_attach, _always(GOES_ON)),
+    Fault(f"the launcher stands still for {SLEEP_S} s", _stand_still(SLEEP_S), _always(GOES_ON)),
+    Fault("the launcher stands still beyond its lease", _stand_still(LEASE_S + 3), _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
 )  # fmt: skip
 
 
