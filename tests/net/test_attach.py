@@ -125,3 +125,36 @@ def test_two_attach_beside_a_launch_that_is_killed(workspace: Workspace) -> None
             whole = [f"[{rank}] {line}" for line in copies[f"node{rank}/rank{rank}.log"].decode().splitlines()]
             shown = shell.lines(rank)
             assert shown == whole[len(whole) - len(shown) :]
+
+
+def test_who_attaches_does_not_renew_the_lease(workspace: Workspace) -> None:
+    launch = Shell(workspace, 0, "launch", counting_job(workspace), "--lease", "3")
+    launch.shows_more()
+    attach = Shell(workspace, 1, "attach")
+    attach.shows_more()
+    launch.process.kill()
+    assert attach.ended() == 143, attach.said()
+    assert "node0: stopping its workers (lease-over)" in attach.said() and "STOPPED" in attach.said()
+
+
+def test_the_end_of_a_job_that_could_not_be_started(workspace: Workspace) -> None:
+    job = workspace.job("name: unready\nlauncher: none\ncommand: 'true'\nsetup: echo no disk here; exit 3\n", instances=1)
+    assert workspace.dtrain("launch", job).code == 78
+    attach = workspace.dtrain("attach", "unready")
+    assert (attach.code, attach.out) == (78, "")
+    assert "it was not started: node0: setup failed with exit code 3" in attach.err and "no disk here" in attach.err
+
+
+def test_who_attaches_while_the_job_is_set_up_sees_all_of_its_lines(workspace: Workspace) -> None:
+    job = counting_job(workspace)
+    job.write_text(job.read_text() + f"setup: echo sets up; while [ ! -e {workspace.root}/set-up ]; do sleep 0.05; done\n")
+    launch = Shell(workspace, 0, "launch", job)
+    workspace.until(lambda: launch.said().count("setup] sets up") == 1, "the setup")  # of one node at a time, as both are this machine
+    attach = Shell(workspace, 1, "attach")
+    workspace.until(lambda: "attached to" in attach.said(), "the attach")
+    (workspace.root / "set-up").touch()
+    attach.shows_more()
+    (workspace.root / "go").touch()
+    for shell in (launch, attach):
+        assert shell.ended() == 0, shell.said()
+        assert shell.lines(0)[:2] == ["[0] line 0 ", "[0] line 1 "] and shell.lines(0)[-1] == "[0] no newline"
