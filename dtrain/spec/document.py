@@ -50,14 +50,22 @@ class Document:
         """Whether something is typed at that place."""
         value: Value = self.values
         for part in at:
-            if not isinstance(value, dict) or part not in value:
-                return False
-            value = value[str(part)]
+            match value:
+                case dict() if part in value:
+                    value = value[str(part)]
+                case list() if isinstance(part, int) and part < len(value):
+                    value = value[part]
+                case _:
+                    return False
         return value is not None
 
     def emptied(self, *at: str | int) -> bool:
         """Whether an option took away what stood there: `--set script=`."""
         return at in self.options and not self.given(*at)
+
+    def lacking(self, at: Place, keys: Iterable[str]) -> Place:
+        """Where it is told that none of these keys stands there: at the option that took one away, or else at what lacks them."""
+        return next(((*at, key) for key in keys if self.emptied(*at, key)), at)
 
     def last(self, places: Iterable[Place]) -> Place:
         """The one that is told last: that of an option, or else of the latest line."""
@@ -105,6 +113,13 @@ def parse_document(data: bytes, shown: str, *, example: str) -> Document:
     reading = _Reading(shown)
     values = reading.mapping(root, ())
     return Document(shown, values, reading.positions, frozenset(reading.plain), faults=tuple(reading.faults))
+
+
+def ends_in_comment(text: str) -> bool:
+    """Whether something stands behind the value of the last key. The text is good YAML, and a mapping."""
+    root = _composed(text, "")
+    assert isinstance(root, yaml.MappingNode)
+    return bool(text[root.value[-1][1].end_mark.index :].strip())
 
 
 def absolute(path: Path) -> Path:

@@ -306,7 +306,8 @@ def _run(file: JobFile, args: tuple[str, ...], workdir: Path, cluster_size: int 
     if not there:
         if misspelt(RUN_KEYS, (), around.wrong):
             return None, []
-        return None, [Mistake((), "nothing says what to run", "add one of script, module, command, trainer, such as `script: train.py`")]
+        hint = "add one of script, module, command, trainer, such as `script: train.py`"
+        return None, [Mistake(document.lacking((), RUN_KEYS), "nothing says what to run", hint)]
     if not document.given(*there):
         return None, [Mistake((there[0],), f"{there[0]} is empty", f"such as `{there[0]}: {_EXAMPLES[there[0]]}`")]
     if there == ["trainer"]:

@@ -42,6 +42,9 @@ def fit(shape: TypeAdapter[Any], document: Document, *, elsewhere: Mapping[str, 
     remains. `elsewhere` has hints for keys that belong into another file.
     """
     values: dict[str, Value] = copy.deepcopy(document.values)
+    for at in document.options:
+        if document.emptied(*at) and at[-1] in keys_at(shape, at[:-1]):  # a variable is none of these: its value is taken from here
+            _cut(values, at, again=False)
     fitted, errors = _validate(shape, values)
     if any([_convert(values, at, error["type"], document.plain) for at, error in errors]):
         fitted, errors = _validate(shape, values)
@@ -117,8 +120,8 @@ def _value_at(values: Value, at: Place) -> Value:
 
 
 def _cut(values: Value, at: Place, *, again: bool) -> bool:
-    """Take out a value. In a list an empty text stands in its place, for the others are to stay where they are; where that is
-    no good either, the list goes as a whole.
+    """Take out a value, or the mapping that lacks it. In a list an empty text stands in its place, for the others are to stay where
+    they are; where that is no good either, the list goes as a whole.
     """
     while again and at and isinstance(at[-1], int):
         at = at[:-1]
@@ -129,7 +132,9 @@ def _cut(values: Value, at: Place, *, again: bool) -> bool:
     except (KeyError, IndexError, TypeError):  # cut with one of its holders
         return True
     if isinstance(holder, dict):
-        holder.pop(str(at[-1]), None)
+        if str(at[-1]) not in holder:
+            return _cut(values, at[:-1], again=False)
+        holder.pop(str(at[-1]))
     elif isinstance(holder, list):
         holder[int(at[-1])] = ""
     return True
@@ -145,7 +150,8 @@ def _mistakes(
             mistakes.append(_unknown_key(at, shape, elsewhere if len(at) == 1 else {}, guess=len(mistakes) < _MOST_GUESSES))
         elif error["type"] == "missing":
             owner = f"{named(at)} " if at else ""
-            mistakes.append(Mistake(at, f"{owner}lacks the key '{error['loc'][-1]}'", "add it", of_key=True))
+            key = str(error["loc"][-1])
+            mistakes.append(Mistake(document.lacking(at, [key]), f"{owner}lacks the key '{key}'", "add it", of_key=True))
         elif error["type"] == "literal_error":
             wanted.setdefault(at, []).append(error["ctx"]["expected"])
         else:

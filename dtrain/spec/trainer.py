@@ -180,7 +180,8 @@ def _one_of(at: Place, keys: Sequence[str], why: str, document: Document, wrong:
 def _lacking(at: Place, keys: Sequence[str], why: str, document: Document, wrong: Collection[Place]) -> list[Mistake]:
     if any(document.given(*at, key) for key in keys) or misspelt(keys, at, wrong):
         return []
-    return [Mistake(at, f"{named(at)} lacks one of {' and '.join(keys)}", f"add one of them: {why}", of_key=True)]
+    lacks = f"{named(at)} lacks one of {' and '.join(keys)}"
+    return [Mistake(document.lacking(at, keys), lacks, f"add one of them: {why}", of_key=True)]
 
 
 def _at_least_1(at: Place, number: int | None) -> list[Mistake]:

@@ -72,6 +72,42 @@ def test_an_empty_setting_takes_away_what_the_file_says() -> None:
     assert job("script: train.py\ncluster: lab.yaml", "cluster=").cluster == this_machine()
 
 
+@pytest.mark.parametrize(
+    "line", ["outputs: o", "grace: 1", "launcher: mpirun", "args: a", "setup: s", "env: {A: 1}", "name: n", "cluster: 2"]
+)
+def test_an_empty_setting_is_as_if_the_key_were_not_in_the_file(line: str) -> None:
+    assert job(f"script: train.py\n{line}", f"{line.partition(':')[0]}=") == job("script: train.py")
+
+
+@pytest.mark.parametrize(
+    "line", ["gpus_per_instance: 4", "device: cpu", "dir: /d", "network: eth0", "ports: 1-2", "ssh: {user: u}", "only: [a]"]
+)
+def test_an_empty_setting_is_as_if_the_key_were_not_in_the_clusters_file(line: str) -> None:
+    Path("lab.yaml").write_text(f"instances: [a, b]\n{line}")
+    without = job("script: train.py\ncluster: lab.yaml", f"cluster.{line.partition(':')[0]}=")
+    Path("lab.yaml").write_text("instances: [a, b]")
+    assert without == job("script: train.py\ncluster: lab.yaml")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer=", "nothing says what to run"),
+        ("trainer.model=", "trainer lacks the key 'model'"),
+        ("trainer.epochs=", "trainer lacks one of epochs and iterations"),
+        ("cluster.instances=", "lacks the key 'instances'"),
+        ("outptus=", "unknown key 'outptus'"),
+    ],
+)
+def test_what_an_empty_setting_leaves_missing_is_answered_at_the_option(setting: str, message: str) -> None:
+    for cluster in ("cluster: {instances: [n1, n2]}", "cluster: lab.yaml"):
+        with pytest.raises(SpecError) as caught:
+            job(TRAINER + cluster, setting)
+        (problem,) = caught.value.problems
+        assert problem.where == f"--set {setting[:-1]}"
+        assert message in problem.message
+
+
 def test_an_item_of_a_list_is_named_by_its_number_in_the_file() -> None:
     """A range is one item, and a host that stands by itself becomes a mapping for its other keys."""
     spec = job("script: train.py\ncluster: lab.yaml", "cluster.instances.1.gpus=2", "cluster.instances.0.ssh.port=23")
