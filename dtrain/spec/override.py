@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterSpec, Instance
-from dtrain.spec.document import MAX_DEPTH, Document, Value, parse_document
+from dtrain.spec.document import MAX_DEPTH, Document, Value, ends_in_comment, parse_document
 from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import expand
 from dtrain.spec.mistake import Place, is_text, named, nearest, nearest_word, typed
@@ -114,7 +114,7 @@ def _read_setting(text: str) -> Setting:
     faults = [replace(problem, place=where) for _, problem in document.faults]
     if set(document.values) != {"x"}:
         faults.append(Problem(where, "the value goes on in a second line", "put quotes around the value"))
-    elif re.search(r"(^|\s)#", typed_value) and ("x",) in document.plain and (document.values["x"] or "") != typed_value.strip():
+    elif ends_in_comment(f"x: {typed_value}"):
         faults.append(Problem(where, "what stands behind '#' is a comment", "put quotes around the value, within those of your shell"))
     if faults:
         raise SpecError(faults)

@@ -195,6 +195,8 @@ WRONG = [
     ("args.0=x", "--set args.0", "no args is there, to set an item of", "--set args=[...]"),
     ("env.A.B=1", "--set env.A.B", "'A.B' cannot be a variable's name", "A_B"),
     ("name=a #b", "--set name", "what stands behind '#' is a comment", "quotes"),
+    ('env.A="q" #z: 1', "--set env.A", "what stands behind '#' is a comment", "quotes"),
+    ("args=[a] #b", "--set args", "what stands behind '#' is a comment", "quotes"),
     ("cluster.instances=[n1, n1]", "--set cluster.instances", "the host 'n1' stands here a second time", "remove one"),
     ("cluster.devise=cpu", "--set cluster.devise", "unknown key 'devise'", "did you mean 'device'?"),
     ("name=a: b", "--set name", "mapping values are not allowed", "quotes"),
