@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,6 +31,7 @@ _START: Position = (1, 1)
 _MAX_BYTES = 4 * 2**20  # a stored job has the variables in it that it took from its environment, of which Linux gives no process more
 _MAX_READ_TWICE = 256 * 1024  # characters
 MAX_DEPTH = 20
+_MAX_SHOWN = 60  # characters of a value in a hint
 _MAX_VALUES = 16_000  # with aliases written out: nine lines of YAML can stand for a billion values
 _MAX_NODES = 2 * _MAX_VALUES  # a key for each value
 
@@ -106,7 +107,7 @@ def parse_document(data: bytes, shown: str, *, example: str) -> Document:
         raise _one(InFile(shown, 1, 1), "the file is empty", f"the shortest useful one is `{example}`")
     if not isinstance(root, yaml.MappingNode):
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"the text {typed(root.value)}"
-        hint = f"write keys and values, such as `{example}`"
+        hint = (_key_meant(root.value) if isinstance(root, yaml.ScalarNode) else None) or f"write keys and values, such as `{example}`"
         if shown.endswith(".py"):
             hint = f"this is a Python script: write `script: {os.path.basename(shown)}` into a file job.yaml"
         raise _one(_at(shown, root.start_mark), f"the file holds {found}, not keys", hint)
@@ -195,9 +196,8 @@ def _composed(text: str, shown: str) -> yaml.Node | None:
             where, f"the character U+{error.character:04X} cannot stand in YAML", 'remove it, or write it as an escape in "..."'
         ) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = InFile(shown, 1, 1) if mark is None else _at(shown, mark)
-        raise _one(where, *_said_of_yaml(error, text)) from None
+        position, message, hint = _said_of_yaml(error, text)
+        raise _one(InFile(shown, *position), message, hint) from None
     except (ValueError, OverflowError, TypeError) as error:  # PyYAML lets these through: "\UFFFFFFFF", %YAML 1.<5000 digits>
         where = InFile(shown, 1, 1) if loader is None else _at(shown, loader)
         raise _one(where, f"this cannot be read as YAML: {error}", "write the text in single quotes") from None
@@ -252,11 +252,20 @@ if yaml.__with_libyaml__:  # which reads ten times as fast
     _Fast = _FastLoader
 
 
-def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str | None]:
-    problem = error.problem or "not YAML"
+def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[Position, str, str | None]:
+    """Where the mistake is, which may be lines above the place where YAML gives up; the message and the hint."""
     lines = text.splitlines()
-    number = error.problem_mark.line if error.problem_mark else 0
-    line = lines[number] if number < len(lines) else ""
+    slip = _slip_before(error, lines) or _comment_in_brackets(error, lines)
+    if slip is not None:
+        return slip
+    mark = error.problem_mark or error.context_mark
+    if error.context == "while scanning a quoted scalar" and (error.problem or "").startswith("found unexpected"):
+        return _of(error.context_mark), "not YAML: the quote that begins here is not closed", "close the quotes"
+    return (_of(mark), *_said_by_yaml(error, _line_of(mark, lines)))
+
+
+def _said_by_yaml(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str | None]:
+    problem = error.problem or "not YAML"
     since = f" ({error.context}, which began in line {error.context_mark.line + 1})" if error.context_mark and error.context else ""
     if r"character '\t'" in problem:
         return "a tab stands where YAML wants spaces", "indent with spaces"
@@ -272,9 +281,50 @@ def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str | No
         return f"not YAML: {problem}", "put a space after the key's ':' and quotes around a text that holds ': '; check the indentation"
     if "but found '<scalar>'" in problem:
         return "not YAML: a text goes on behind its quotes", "put all of it into one pair of quotes"
-    if "found unexpected end of stream" in problem:
-        return f"not YAML: the file ends within quotes{since}", "close the quotes"
     return f"not YAML: {problem}{since}", "check the indentation and the brackets here and in the line above"
+
+
+def _slip_before(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[Position, str, str | None] | None:
+    """A line `args:--lr 1` or `script = train.py`: YAML takes it for a text, and gives up at what follows."""
+    number = -1
+    if error.context_mark is not None and "could not find expected ':'" in (error.problem or ""):
+        number = error.context_mark.line
+    elif error.problem_mark is not None and "mapping values are not allowed" in (error.problem or ""):
+        number = error.problem_mark.line - 1
+    line = lines[number] if 0 <= number < len(lines) else ""
+    hint = _key_meant(line)
+    return None if hint is None else ((number + 1, len(line) - len(line.lstrip()) + 1), "not YAML: this is no 'key: value'", hint)
+
+
+def _key_meant(line: str) -> str | None:
+    """The hint for what is no key as it stands."""
+    found = re.fullmatch(r"\s*(?:- +)*([A-Za-z_]\w*)(:| *= *)([^\s:/=].*)", line)
+    if found is None:
+        return None
+    key, sign, value = found.groups()
+    written = f"`{key}: {value if len(value) <= _MAX_SHOWN and value.isprintable() else '...'}`"
+    return f"put a space after ':', as in {written}" if sign == ":" else f"write {written}"
+
+
+def _comment_in_brackets(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[Position, str, str | None] | None:
+    """`{TAG: run #3}`, where the comment takes the bracket with it."""
+    mark = error.context_mark
+    if mark is None or not (error.problem or "").startswith("expected ',' or"):
+        return None
+    line = re.sub(r"\"[^\"]*\"|'[^']*'", lambda quoted: "x" * len(quoted[0]), _line_of(mark, lines))
+    found = re.compile(r"[^\s,\[{]\s+(#)").search(line, mark.column)  # not one that comments on what is complete
+    if found is None:
+        return None
+    message = f"not YAML: a comment begins here, and the '{line[mark.column]}' before it is not closed"
+    return (mark.line + 1, found.start(1) + 1), message, "put quotes around a text that holds ' #', or close the bracket before it"
+
+
+def _of(mark: yaml.Mark | None) -> Position:
+    return _START if mark is None else (mark.line + 1, mark.column + 1)
+
+
+def _line_of(mark: yaml.Mark | None, lines: Sequence[str]) -> str:
+    return lines[mark.line] if mark is not None and mark.line < len(lines) else ""
 
 
 @dataclass
