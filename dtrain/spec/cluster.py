@@ -431,7 +431,7 @@ def _identity_mistakes(text: str, at: Place, folder: Path, *, guess: bool) -> li
         ]
     if not stat.S_ISREG(found.st_mode):
         return [Mistake(at, f"{name} is not a file", "name a private key's file")]
-    if found.st_mode & 0o077 and found.st_uid == os.getuid():  # OpenSSH's own rule
+    if found.st_mode & 0o077 and found.st_uid == os.getuid() and not path.endswith(".pub"):  # OpenSSH's own rule, of private keys
         return [Mistake(at, f"{name} is open to others, and ssh refuses such a key", f"chmod 600 {shlex.quote(path)}")]
     if not os.access(path, os.R_OK):
         return [Mistake(at, f"{name} cannot be read by you", "name a key of your own")]

@@ -96,6 +96,8 @@ def test_a_key_of_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.M
 def test_a_key_whose_private_half_the_agent_has_is_named_by_its_public_file() -> None:
     Path("lab.pub").touch()
     assert cluster("instances: 1\nssh: {identity_file: lab}").ssh.identity_file == os.path.abspath("lab")
+    Path("lab.pub").chmod(0o644)  # a public half need not be kept from others
+    assert cluster("instances: 1\nssh: {identity_file: lab.pub}").ssh.identity_file == os.path.abspath("lab.pub")
 
 
 @pytest.mark.parametrize(
