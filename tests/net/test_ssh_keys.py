@@ -254,6 +254,14 @@ def test_bastions_in_a_chain_and_many_nodes_behind_them(workspace: Workspace, ho
         server.close()
 
 
+def test_a_bastion_that_refuses_is_not_taken_for_the_instance() -> None:
+    port = free_port()
+    told = f"box: bastion [127.0.0.1]:{port}: 127.0.0.1 port {port}: connection refused\nhint: start sshd there, correct its port"
+    with pytest.raises(NodeUnreachable) as refused:
+        _open(proxy_jump=f"127.0.0.1:{port}")
+    assert str(refused.value).startswith(told)
+
+
 def test_a_port_that_the_bastion_cannot_reach(sshd: Sshd, home: Path) -> None:
     options = SshOptions(proxy_jump="box", port=free_port())
     with pytest.raises(NodeUnreachable, match=rf"the bastion box does not get through to 127.0.0.1 port {options.port}: connect failed\n"):

@@ -182,7 +182,7 @@ def _connect(route: Route, options: SshOptions, until_s: float) -> socket.socket
             f"no answer from {at} within {within_s:.0f} s", hint="is the machine up, and does a firewall let ssh through?"
         ) from error
     except OSError as error:
-        raise NodeUnreachable(f"{at}: {words(error).lower()}", hint="start sshd there, or leave it out of instances") from error
+        raise NodeUnreachable(f"{at}: {words(error).lower()}", hint="start sshd there, correct its port, or leave it out") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; with the keepalives it finds a cut link
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKNOWLEDGED_S * 1000))
