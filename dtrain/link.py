@@ -29,6 +29,7 @@ _DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
     errno.EACCES: (PreflightFailed, _ANOTHER_DIR),
     errno.EEXIST: (PreflightFailed, _ANOTHER_DIR),
     errno.ENOTDIR: (PreflightFailed, _ANOTHER_DIR),
+    errno.ENOENT: (PreflightFailed, _ANOTHER_DIR),  # made where none can be, as in /proc
 }
 
 

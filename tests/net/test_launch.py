@@ -475,3 +475,6 @@ def test_a_dir_that_is_no_folder_of_this_user(workspace: Workspace) -> None:
         workspace.nodes.unlink()
         workspace.nodes.touch()
     workspace.nodes.unlink()
+    result = workspace.dtrain("launch", job, "--set", "cluster.dir=/proc/dtrain")
+    told = "node0: No such file or directory: /proc/dtrain\nhint: choose another dir: in the cluster file"
+    assert result.code == 78 and told in result.err, result.err
