@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InFile, InOption
-from dtrain.findings import WARNABLE
+from dtrain.findings import KINDS, WARNABLE
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
 from dtrain.spec.environment import argument_mistakes, env_of, secrets_mistakes
@@ -220,10 +220,13 @@ def job_spec(file: JobFile, cluster: ClusterSpec, cluster_size: int | None, arou
 def _ignored_mistakes(names: Sequence[str]) -> list[Mistake]:
     mistakes = []
     for index, name in enumerate(names):
-        if name not in WARNABLE:
+        at = ("preflight", "ignore", index)
+        if name not in WARNABLE and name in KINDS:
+            mistakes.append(Mistake(at, f"{name} cannot be passed over: with it no job can run", KINDS[name].cure))
+        elif name not in WARNABLE:
             close = difflib.get_close_matches(name, WARNABLE, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"one of {', '.join(sorted(WARNABLE))}"
-            mistakes.append(Mistake(("preflight", "ignore", index), f"no finding {typed(name)} can be passed over", hint))
+            mistakes.append(Mistake(at, f"no finding {typed(name)} can be passed over", hint))
     return mistakes
 
 

@@ -170,18 +170,26 @@ def _unknown_key(at: Place, shape: TypeAdapter[Any], elsewhere: Mapping[str, str
     key = str(at[-1])
     if instead := not_yet(at):
         return Mistake(at, f"{key} is not supported yet", instead, of_key=True)
-    hint = (elsewhere.get(key) or _likely(shape, key, known)) if guess else None
+    hint = (elsewhere.get(key) or _likely(shape, at, known)) if guess else None
     return Mistake(at, f"unknown key {typed(key)}", hint or f"known here: {', '.join(known)}", of_key=True)
 
 
-def _likely(shape: TypeAdapter[Any], key: str, known: Sequence[str]) -> str | None:
+def _likely(shape: TypeAdapter[Any], at: Place, known: Sequence[str]) -> str | None:
     """For a key that is misspelt, or stands at the wrong level of its file, or both."""
+    key, here = str(at[-1]), at[:-1]
     homes = _homes(shape)
-    found = synonym(key, known) or (key if key in homes else one_letter_off(key, known) or meant(key, (*known, *homes)))
+    elsewhere = synonym(key, homes) or key if key in homes else None  # `gpus` is also a key of an instance
+    found = synonym(key, known) or elsewhere or one_letter_off(key, known) or meant(key, (*known, *homes))
     if found is None or found in known:
         return None if found is None else f"did you mean '{found}'?"
-    at = homes[found]
-    home = f"it is a key of `{named(at)}`: write it there, further in" if at else "it stands at the top level: write it without indentation"
+    level = tuple(part for part in here if isinstance(part, str))
+    inner = [home[len(level) :] for home in homes[found] if home[: len(level)] == level]
+    place = (*here, *inner[0]) if inner else homes[found][0]
+    home = (
+        f"it is a key of `{named(place)}`: write it there, further in"
+        if place
+        else "it stands at the top level: write it without indentation"
+    )
     return home if found == key else f"did you mean '{found}'? {home}"
 
 
@@ -318,15 +326,15 @@ def _schema(shape: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 @lru_cache
-def _homes(shape: TypeAdapter[Any]) -> dict[str, Place]:
-    """The mapping that each key belongs to, the outermost where there are several."""
+def _homes(shape: TypeAdapter[Any]) -> dict[str, list[Place]]:
+    """The mappings that each key belongs to, the outermost first."""
     schema = _schema(shape)
     definitions = schema.get("$defs", {})
-    homes: dict[str, Place] = {}
+    homes: dict[str, list[Place]] = {}
     waiting: list[tuple[Place, Any]] = [((), schema)]
     for at, found in waiting:
         for key, inner in found.get("properties", {}).items():
-            homes.setdefault(key, at)
+            homes.setdefault(key, []).append(at)
             for branch in _branches(inner, definitions):
                 inside = _branches(branch["items"], definitions) if "items" in branch else [branch]
                 waiting += [((*at, key), each) for each in inside]
