@@ -12,6 +12,7 @@ _HEAD = """\
 
 Made by `make docs` from the descriptions in `dtrain/spec` and `dtrain/trainers/config.py`, which `dtrain schema` prints too.
 A path is relative to the file that names it. A text is taken exactly as it is typed: `1e-4`, `08` and `on` stay what they are.
+Only a ` #` begins a comment, as in all YAML: a text that holds one stands in quotes.
 """
 _TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "object": "mapping"}
 
