@@ -32,6 +32,7 @@ def command(job: str | None, node: str | None, to: Path | None) -> None:
     record, _ = api.find(Store.default(), job)
     into = to if to is not None else record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
     out = console.person()
+    out.print(f"job {record.name} {record.job}", soft_wrap=True)
     with Transfer(out, "fetching") as transfer:
         fetched = api.fetch(record, into, node, transfer.moved)
     for name, (there, sent) in fetched.results.items():

@@ -138,7 +138,7 @@ def test_outputs_persist_per_job_name_and_come_home(workspace: Workspace) -> Non
     for _ in range(2):
         assert workspace.dtrain("launch", job).code == 0
     fetched = workspace.dtrain("fetch", "keeps")
-    assert fetched.code == 0, fetched.err
+    assert fetched.code == 0 and fetched.err.startswith("job keeps "), fetched.err
     assert (workspace.workdir / "out/node0/rank0.txt").read_text() == "xx"
     assert (workspace.workdir / "out/node1/rank1.txt").read_text() == "xx"
     assert "0 of them new" in workspace.dtrain("fetch", "keeps").err
