@@ -68,16 +68,13 @@ class Report:
         if self._is_rank_0:
             bubble = self._bubble(self._epoch_occupancy)
             log_metrics(**progress, **bubble, evaluation={"test accuracy": evaluation.accuracy, "test loss": evaluation.loss})
-            accuracy = f"test accuracy {100 * evaluation.accuracy:.1f} %"
             said = [
                 f"epoch {progress['epoch']}/{progress['epochs']}",
                 f"loss {loss.mean:{'.3f' if abs(loss.mean) < 1e6 else '.3e'}}",
-                accuracy,
+                f"test accuracy {evaluation.accuracy:.1%}",
                 *([f"bubble {bubble['bubble']:.1%} (predicted {bubble['predicted_bubble']:.1%})"] if bubble else []),
             ]
             print("  ".join(said), flush=True)
-            if self._iteration == self._num_iterations:
-                print(accuracy, flush=True)
         self._epoch_occupancy = Occupancy()
         self._start_interval()
         return evaluation
