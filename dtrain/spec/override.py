@@ -212,7 +212,8 @@ def selected(cluster: ClusterSpec, overrides: Overrides) -> tuple[ClusterSpec, l
     unknown = [name for name in named_ones if name not in there]
     if unknown:
         hint = nearest(unknown[0], there) or f"its nodes: {_shortened(there)}"
-        also = f" (nor {len(unknown) - 1} others of these)" if len(unknown) > 1 else ""
+        others = len(unknown) - 1
+        also = f" (nor {others} other{'s' if others > 1 else ''} of these)" if others else ""
         return cluster, [Problem(InOption(option), f"the cluster has no node {typed(unknown[0])}{also}", hint)]
     left = _left(cluster.instances, set(named_ones), keep=option == "--nodes")
     if not left:
