@@ -13,6 +13,8 @@ from dtrain.spec.json_schema import json_schema
 def command() -> None:
     """Print the JSON Schema of job and cluster files, with which an editor completes keys and marks mistakes.
 
-    For editors with the YAML language server, let a file begin with `# yaml-language-server: $schema=dtrain.schema.json`.
+    \b
+    For editors with the YAML language server, let a file begin with
+    # yaml-language-server: $schema=dtrain.schema.json
     """
     click.echo(json.dumps(json_schema(), indent=1))
