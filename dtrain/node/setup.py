@@ -13,6 +13,8 @@ from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, lock
 _TRY_S = 0.2  # between two tries for the lock
 _TAIL_BYTES = 4000
 _TAIL_LINES = 20
+# Stands in the first of the user's lines, so that they count from 1. They may set a trap of their own in its place.
+_TELL_THE_LINE = """trap '[[ $- != *e* ]] || echo "dtrain: line $LINENO of ${BASH_SOURCE:-setup} failed: $BASH_COMMAND" >&2' ERR; """
 
 
 class Setup:
@@ -46,7 +48,7 @@ class Setup:
         try:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
-                    ("bash", "-e", "-c", order.setup or ""),
+                    ("bash", "-e", "-c", _TELL_THE_LINE + (order.setup or "")),
                     cwd=cwd,
                     env={**os.environ, **ours},
                     stdin=subprocess.DEVNULL,

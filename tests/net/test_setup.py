@@ -80,16 +80,33 @@ def test_a_failure_on_one_of_two_nodes_ends_it_on_both(workspace: Workspace, lan
     text = {"name": "broken", "script": "train.py", "setup": setup, "cluster": "lan.yaml"}
     result = workspace.dtrain("launch", workspace.write("job.yaml", json.dumps(text)), "--nodes", "n1,n2", timeout_s=60.0)
     assert result.code == 78, result.err
-    assert "error: n2: setup failed with exit code 1; its last lines:\n  here on 1\n  no such package\nhint: " in result.err
+    which = "  dtrain: line 3 of setup failed: false\n"
+    assert f"error: n2: setup failed with exit code 1; its last lines:\n  here on 1\n  no such package\n{which}hint: " in result.err
     assert "] never said" not in result.err and "] started" not in result.err
     status = workspace.status("broken")
     failure = status["first_failure"]
     assert (status["state"], status["exit_code"], status["exit_source"]) == ("FAILED", 78, "dtrain")
     assert (failure["node"], failure["rank"], failure["reason"], failure["log"]) == ("n2", None, "setup-failed", "logs/setup.log")
     log = workspace.root / "state/dtrain/jobs" / status["job"] / "n2" / failure["log"]
-    assert log.read_text() == "here on 1\nno such package\n" and str(log) in result.err
+    assert log.read_text() == f"here on 1\nno such package\n{which.lstrip()}" and str(log) in result.err
     assert "it was not started: n2: setup failed with exit code 1" in workspace.dtrain("status", "broken").out
     workspace.until(lambda: not lan.processes(), "the nodes to end what they run", timeout_s=20.0)
+
+
+@pytest.mark.parametrize(
+    ("setup", "told"),
+    [
+        ("\n# first\nTOKEN=$TOKEN \\\n  false\n", "dtrain: line 3 of setup failed: TOKEN=$TOKEN false\n"),
+        ("echo false > part.sh\nsource ./part.sh\n", "dtrain: line 1 of ./part.sh failed: false\n"),
+        ("set +e\nfalse\nfalse || true\necho said\nexit 1\n", "said\n"),  # none of these failed by its own
+    ],
+)
+def test_the_line_that_failed_is_told(workspace: Workspace, setup: str, told: str) -> None:
+    """As it was written: without the value of a secret."""
+    result = workspace.dtrain("launch", job(workspace, setup, secrets=["TOKEN"]), env={"TOKEN": "s3cr3t"})
+    assert result.code == 78 and "s3cr3t" not in result.err, result.err
+    (log,) = (workspace.root / "state/dtrain/jobs").glob("*/node0/logs/setup.log")
+    assert log.read_text() == told
 
 
 SLOW = "trap 'echo told to end > {0}/told; exit 1' TERM\ntouch {0}/here\nwhile true; do sleep 0.1; done\n"
