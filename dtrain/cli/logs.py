@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -12,11 +14,12 @@ from dtrain import api
 from dtrain.errors import CTRL_C, NoSuchJob
 from dtrain.intake import Silent
 from dtrain.node import wire
+from dtrain.node.tail import last_lines
 from dtrain.render import console
 from dtrain.render.end import print_outcome
 from dtrain.render.lines import RankLines
 from dtrain.render.ranges import ranges
-from dtrain.store import Store
+from dtrain.store import JobRecord, Store
 from dtrain.supervise import Supervisor
 
 _READ_BYTES = 1 << 20
@@ -45,32 +48,26 @@ class _Ranks(click.ParamType[_RankSet]):
         return _RankSet(tuple(parts))
 
 
-@click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --follow")
+@click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --tail 20 --follow")
 @click.argument("job", required=False)
 @click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
+@click.option("--node", metavar="NODE", help="Only the ranks of this node.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank.")
+@click.option("--grep", metavar="TEXT", help="Only lines that hold this text, which is no pattern. With --tail: the last N of those.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
-def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
+def command(job: str | None, ranks: _RankSet | None, node: str | None, tail: int | None, grep: str | None, follow: bool) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
     record, problems = api.find(store, job, logs=True)
-    there = [worker.rank for worker in record.plan.workers]
-    if ranks is not None and not any(rank in ranks for rank in there):
-        raise NoSuchJob(f"job {record.job} has none of these ranks", hint=f"its ranks: {ranges(there)}")
-    for node, problem in problems.items():
-        console.person().print(f"{node} was not asked: {problem}", style="yellow", soft_wrap=True)
+    streams = _streams(record, ranks, node)
+    for name, problem in problems.items():
+        console.person().print(f"{name} was not asked: {problem}", style="yellow", soft_wrap=True)
     out = console.result()
-    lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks)
+    text = None if grep is None else os.fsencode(grep)
+    lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks, node=node, text=text)
     shown: dict[str, dict[str, int]] = {}  # by node and stream: a launcher may write on while this reads
-    setups = [(node.name, wire.SETUP_LOG) for node in record.plan.nodes]
-    for node_name, stream in (*setups, *((worker.node, wire.rank_log(worker.rank)) for worker in record.plan.workers)):
-        path = store.log(record.job, node_name, stream)
-        offsets = shown.setdefault(node_name, {})
-        offsets[stream] = 0
-        if path.is_file():
-            with path.open("rb") as file:
-                while part := file.read(_READ_BYTES):
-                    lines.take(node_name, stream, part)
-                    offsets[stream] += len(part)
+    for name, stream in streams:
+        shown.setdefault(name, {})[stream] = _show(lines, name, stream, store.log(record.job, name, stream), tail, text)
     if follow:
         sys.stdout.flush()  # the job may be silent for long
         try:
@@ -84,6 +81,42 @@ def command(job: str | None, ranks: _RankSet | None, follow: bool) -> int:
     if follow:
         print_outcome(console.person(), record.name, record.job, store.state(record))
     return 0
+
+
+def _streams(record: JobRecord, ranks: _RankSet | None, node: str | None) -> list[tuple[str, str]]:
+    """Nodes and their streams that are wanted, in the order in which they are shown.
+
+    Raises:
+        NoSuchJob: the job has none of them.
+    """
+    plan = record.plan
+    there = [each.name for each in plan.nodes]
+    if node is not None and node not in there:
+        raise NoSuchJob(f"job {record.job} has no node {node}", hint=f"its nodes: {', '.join(there)}")
+    here = [worker for worker in plan.workers if node in (None, worker.node)]
+    wanted = [worker for worker in here if ranks is None or worker.rank in ranks]
+    if not wanted:
+        where = "" if node is None else f" on {node}"
+        raise NoSuchJob(f"job {record.job} has none of these ranks{where}", hint=f"its ranks{where}: {ranges(each.rank for each in here)}")
+    setups = [(name, wire.SETUP_LOG) for name in there if node in (None, name)] if ranks is None else []
+    return [*setups, *((worker.node, wire.rank_log(worker.rank)) for worker in wanted)]
+
+
+def _show(lines: RankLines, node: str, stream: str, path: Path, tail: int | None, text: bytes | None) -> int:
+    """Show the copy of a log, and return how far it went."""
+    try:
+        if tail is not None:
+            data, end = last_lines(str(path), tail, text)
+            lines.take(node, stream, data)
+            return end
+        end = 0
+        with path.open("rb") as file:
+            while part := file.read(_READ_BYTES):
+                lines.take(node, stream, part)
+                end += len(part)
+        return end
+    except FileNotFoundError:
+        return 0
 
 
 class _Printer(Silent):

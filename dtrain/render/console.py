@@ -11,8 +11,9 @@ from typing_extensions import Self
 
 _PLAIN_WIDTH = 80
 _NARROWEST = 20
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:<=>?]*[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+_ESCAPES = re.compile(r"(\x1b\[[0-9;:]*m)|\x1b(?:\[[0-9;:<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_RESET = "\x1b[0m"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 def person() -> Console:
@@ -49,10 +50,11 @@ class StatusLine:
 
 
 def harmless(line: str) -> str:
-    """A line of a log without what would move the cursor, ring, set titles or the clipboard; colours stay."""
+    """A line of a log without what would move the cursor, ring, set titles or the clipboard; colours stay, up to its end."""
     if line.isprintable():
         return line
-    return _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[0] if match[1] == "m" else "", line))
+    safe = _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[1] or "", line))
+    return f"{safe}{_RESET}" if "\x1b" in safe and not safe.endswith(_RESET) else safe
 
 
 def duration(seconds: float) -> str:

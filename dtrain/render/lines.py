@@ -6,37 +6,56 @@ import re
 from collections.abc import Callable, Container
 
 from dtrain.node import wire
+from dtrain.node.tail import drawn
 from dtrain.render.console import harmless
 
 _COLOURS = ("36", "32", "35", "34", "33", "96", "92", "95", "94", "93")
-_SPECIAL = bytes({*range(32), 127} - {9, 10})  # what needs a look at each line; most logs have none of it
+_SPECIAL = bytes(
+    {*range(32), 127, 0xC2} - {9, 10}
+)  # what needs a look at each line; most logs have none of it. C2 begins a control in UTF-8
 _RANK = re.compile(r"logs/rank(\d+)\.log")
 
 
 class RankLines:
-    """Takes bytes of streams and writes whole lines."""
+    """Takes bytes of streams and writes whole lines.
 
-    def __init__(self, write: Callable[[str], object], *, colour: bool, ranks: Container[int] | None = None) -> None:
+    Args:
+        ranks: only theirs, and no setup's.
+        node: only those of this one.
+        text: only lines that hold it.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        *,
+        colour: bool,
+        ranks: Container[int] | None = None,
+        node: str | None = None,
+        text: bytes | None = None,
+    ) -> None:
         self._write = write
         self._colour = colour
         self._ranks = ranks
-        self._partial: dict[str, bytes] = {}  # by prefix
+        self._node = node
+        self._text = text
+        self._partial: dict[str, list[bytes]] = {}  # by prefix, the parts of a line whose end has not arrived
 
     def take(self, node: str, stream: str, data: bytes) -> None:
         """The next bytes of a stream; those that are neither a worker's nor a setup's are passed over."""
         prefix = self._prefix(node, stream)
         if prefix is None:
             return
-        whole, newline, rest = (self._partial.pop(prefix, b"") + data).rpartition(b"\n")
-        if rest:
-            self._partial[prefix] = rest
+        whole, newline, rest = data.rpartition(b"\n")
         if newline:
-            self._lines(prefix, whole)
+            self._lines(prefix, b"".join((*self._partial.pop(prefix, ()), whole)))
+        if rest:
+            _append(self._partial.setdefault(prefix, []), rest)
 
     def end(self) -> None:
         """Write what came without a newline."""
-        for prefix, rest in sorted(self._partial.items()):
-            self._lines(prefix, rest)
+        for prefix, parts in sorted(self._partial.items()):
+            self._lines(prefix, b"".join(parts))
         self._partial.clear()
 
     def forget(self) -> None:
@@ -45,6 +64,8 @@ class RankLines:
 
     def _prefix(self, node: str, stream: str) -> str | None:
         """What stands before each line of a stream; None where nobody wants them."""
+        if self._node not in (None, node):
+            return None
         if stream == wire.SETUP_LOG and self._ranks is None:
             return f"[{node} setup] "
         match = _RANK.fullmatch(stream)
@@ -54,9 +75,21 @@ class RankLines:
         return f"\x1b[{_COLOURS[int(match[1]) % len(_COLOURS)]}m{prefix}\x1b[0m" if self._colour else prefix
 
     def _lines(self, prefix: str, lines: bytes) -> None:
-        if len(lines.translate(None, _SPECIAL)) < len(lines):
-            # A progress bar redraws its line after a carriage return: the last state of it is the line.
-            texts = lines.decode(errors="replace").split("\n")
-            lines = "\n".join(harmless(text.rstrip("\r").rpartition("\r")[2]) for text in texts).encode()
+        is_plain = len(lines.translate(None, _SPECIAL)) == len(lines)
+        if self._text is not None or not is_plain:
+            each = [drawn(line) for line in lines.split(b"\n")]
+            if self._text is not None:
+                each = [line for line in each if self._text in line]
+                if not each:
+                    return
+            lines = b"\n".join(each if is_plain else [harmless(line.decode(errors="replace")).encode() for line in each])
         start = prefix.encode()
         self._write((start + lines.replace(b"\n", b"\n" + start) + b"\n").decode(errors="replace"))
+
+
+def _append(parts: list[bytes], data: bytes) -> None:
+    """Add to a line that has not ended. What was drawn over by then is left out: a progress bar may go on for days."""
+    over, is_redrawn, state = data.rstrip(b"\r").rpartition(b"\r")
+    if is_redrawn or (parts and parts[-1].endswith(b"\r") and state):
+        parts.clear()
+    parts.append(data[len(over) + len(is_redrawn) :])
