@@ -47,8 +47,16 @@ class Job:
         return Supervisor(self.store, self.id, self.plan, watcher)
 
     def wait(self) -> JobState:
-        """Follow the job to its end, its logs going to the store."""
-        return self.supervisor(Silent()).run(self.targets, self.links, renew_lease=True)
+        """Follow the job to its end, its logs going to the store.
+
+        Raises:
+            NoSpace: the job has ended, and the store has not all of it.
+        """
+        supervisor = self.supervisor(Silent())
+        state = supervisor.run(self.targets, self.links, renew_lease=True)
+        if supervisor.unkept is not None:
+            raise supervisor.unkept
+        return state
 
 
 def launch(

@@ -60,6 +60,8 @@ def catch_up(
             store.saw(record.job, heard[record.job])
         if intake.state.state is not record.state:
             store.keep_state(record.job, intake.state)
+        if intake.unkept is not None:
+            raise intake.unkept
     return problems
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Protocol
 
-from dtrain.errors import STOPPED, NodeUnreachable
+from typing_extensions import ParamSpec
+
+from dtrain.errors import STOPPED, NodeUnreachable, NoSpace
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
 from dtrain.store import Store, read_event
+
+P = ParamSpec("P")
 
 
 class Watcher(Protocol):
@@ -28,6 +32,9 @@ class Watcher(Protocol):
 
     def reconnected(self, node: str) -> None: ...
 
+    def unkept(self, error: NoSpace) -> None:
+        """From now on nothing is put into the store. Said once."""
+
 
 class Silent:
     """A watcher that nobody looks at."""
@@ -37,10 +44,15 @@ class Silent:
     def measured(self, metric: Mapping[str, Any]) -> None: ...
     def disconnected(self, node: str, error: str) -> None: ...
     def reconnected(self, node: str) -> None: ...
+    def unkept(self, error: NoSpace) -> None: ...
 
 
 class Intake:
-    """One job. Taking the same bytes again, as after a reconnect or next to another follower, changes nothing."""
+    """One job. Taking the same bytes again, as after a reconnect or next to another follower, changes nothing.
+
+    No job ends because a disk is full here. When the store takes something not, it is given nothing more, as it has no gaps; who
+    asks the nodes next brings the rest.
+    """
 
     def __init__(self, store: Store, job: str, plan: LaunchPlan, watcher: Watcher) -> None:
         self._store = store
@@ -50,6 +62,7 @@ class Intake:
         self._silent: set[str] = set()  # nodes that never had the job
         events, self._offsets = store.events_and_offsets(job)
         self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
+        self.unkept: NoSpace | None = None  # why the store has not all of what was taken
         self.state = JobState.of(plan, events)
 
     def offsets(self, node: str) -> dict[str, int]:
@@ -63,11 +76,11 @@ class Intake:
                 self._take_events(node, message, data)
             case wire.StreamBytes(wire.METRICS):
                 metrics = [(offset, len(text), _metric(text)) for offset, text in self._lines(node, message, data)]
-                self._store.append_metrics(self._job, node, metrics)
+                self._keep(self._store.append_metrics, node, metrics)
                 for _, _, metric in metrics:
                     self._watcher.measured(metric)
             case wire.StreamBytes(stream, offset):
-                self._store.write_log(self._job, node, stream, offset, data)
+                self._keep(self._store.write_log, node, stream, offset, data)
                 self._watcher.printed(node, stream, data)
             case wire.CaughtUp(alive=False):
                 self._take_silence(node)
@@ -76,19 +89,39 @@ class Intake:
 
     def take_own(self, event: Event) -> None:
         """An event of the launching side."""
-        self._store.append_own(self._job, event)
-        self.take_others()
+        if self._keep(self._store.append_own, event):
+            self.take_others()
+        else:
+            self._take_event(LAUNCHING_SIDE, event)
+            self._conclude()
+
+    def saw(self, seen_at: Mapping[str, float]) -> None:
+        """When some nodes were last heard from, by this machine's clock."""
+        self._keep(self._store.saw, seen_at)
 
     def take_others(self) -> None:
         """Events of the launching side that are in the store and not yet in the state: this process's own, and others'."""
         events = self._store.own_events(self._job, self._own_offset)
         for behind, event in events:
             self._own_offset = behind
-            self.state = self.state.after(LAUNCHING_SIDE, event)
-            self._watcher.changed(self.state, LAUNCHING_SIDE, event)
+            self._take_event(LAUNCHING_SIDE, event)
         if events:
-            self._store.keep_state(self._job, self.state)
+            self._keep(self._store.keep_state, self.state)
         self._conclude()
+
+    def _keep(self, write: Callable[Concatenate[str, P], None], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Put something of the job into the store. Whether it is there."""
+        if self.unkept is None:
+            try:
+                write(self._job, *args, **kwargs)
+            except NoSpace as error:
+                self.unkept = error
+                self._watcher.unkept(error)
+        return self.unkept is None
+
+    def _take_event(self, node: str, event: Event) -> None:
+        self.state = self.state.after(node, event)
+        self._watcher.changed(self.state, node, event)
 
     def _take_events(self, node: str, where: wire.StreamBytes, data: bytes) -> None:
         self.take_others()  # a stop that was asked for before this counts before this
@@ -97,7 +130,7 @@ class Intake:
         for _, _, event in lines:
             self.state = self.state.after(node, event)
             states.append(self.state)
-        self._store.append(self._job, node, [(offset, text.decode()) for offset, text, _ in lines], self.state)
+        self._keep(self._store.append, node, [(offset, text.decode()) for offset, text, _ in lines], self.state)
         for state, (_, _, event) in zip(states, lines, strict=True):
             self._watcher.changed(state, node, event)
         if lines:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dtrain.errors import NoSpace
 from dtrain.follower import Connected, Follower, FollowerEnded, Received
 from dtrain.intake import Intake, Watcher
 from dtrain.jobstate import JobState, NodeLost, State, StopAsked
@@ -75,6 +76,11 @@ class Supervisor:
     @property
     def state(self) -> JobState:
         return self._intake.state
+
+    @property
+    def unkept(self) -> NoSpace | None:
+        """Why the store has not all of what the nodes said."""
+        return self._intake.unkept
 
     def request_stop(self, cause: str, grace_s: float, by: str = "") -> None:
         """End the job, and follow until no node has any of it. May be called from a signal handler and from any thread.
@@ -190,7 +196,7 @@ class Supervisor:
     def _note_contacts(self) -> None:
         heard = {node: follower.heard_s for node, follower in self._followers.items() if follower.heard_s > self._noted.get(node, 0.0)}
         if heard:
-            self._store.saw(self._job, {node: _wall_clock(heard_s) for node, heard_s in heard.items()})
+            self._intake.saw({node: _wall_clock(heard_s) for node, heard_s in heard.items()})
             self._noted.update(heard)
 
     def _take(self, item: _Item) -> None:

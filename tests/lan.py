@@ -307,6 +307,16 @@ class Lan:
         return links + [f"process 1 of {node.name}" for node in self.nodes if node.init and Path(f"/proc/{node.init}").exists()]
 
 
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """On this machine, a disk of its own, empty and so small, is in a folder's place."""
+    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "-l", str(folder))
+
+
 @functools.cache
 def why_not() -> str | None:
     """Why this machine cannot play nodes; None where it can."""

@@ -14,14 +14,14 @@ from rich.text import Text
 from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import Selecting, selection_options
-from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable
+from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, NoSpace
 from dtrain.findings import Finding
 from dtrain.jobstate import JobState
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
 from dtrain.render.commands import print_commands
-from dtrain.render.end import print_detached, print_end, print_left, print_survivors
+from dtrain.render.end import print_detached, print_end, print_left, print_survivors, print_unkept
 from dtrain.render.live import LiveView
 from dtrain.render.plan import print_plan
 from dtrain.shell_words import shell_words
@@ -156,6 +156,9 @@ def follow_to_end(
         return NodeUnreachable.exit_code
     if detach and state.exit_code in (0, None):
         click.echo(job.id)
+    if supervisor.unkept is not None:
+        print_unkept(out, job.id, supervisor.unkept)
+        return state.exit_code or NoSpace.exit_code
     return state.exit_code or 0
 
 

@@ -68,18 +68,23 @@ def command(job: str | None, ranks: _RankSet | None, node: str | None, tail: int
     shown: dict[str, dict[str, int]] = {}  # by node and stream: a launcher may write on while this reads
     for name, stream in streams:
         shown.setdefault(name, {})[stream] = _show(lines, name, stream, store.log(record.job, name, stream), tail, text)
-    if follow:
-        sys.stdout.flush()  # the job may be silent for long
-        try:
-            Supervisor(store, record.job, record.plan, _Printer(lines)).run(api.targets(record), {}, offsets=shown)
-        except KeyboardInterrupt:
-            lines.end()
-            console.person().print(f"\nleft by Ctrl-C; job {record.name} {record.job} goes on", soft_wrap=True)
-            return CTRL_C
+    if not follow:
+        lines.end()
+        sys.stdout.flush()
+        return 0
+    sys.stdout.flush()  # the job may be silent for long
+    supervisor = Supervisor(store, record.job, record.plan, _Printer(lines))
+    try:
+        state = supervisor.run(api.targets(record), {}, offsets=shown)
+    except KeyboardInterrupt:
+        lines.end()
+        console.person().print(f"\nleft by Ctrl-C; job {record.name} {record.job} goes on", soft_wrap=True)
+        return CTRL_C
     lines.end()
     sys.stdout.flush()
-    if follow:
-        print_outcome(console.person(), record.name, record.job, store.state(record))
+    print_outcome(console.person(), record.name, record.job, state)
+    if supervisor.unkept is not None:
+        raise supervisor.unkept
     return 0
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain import api
-from dtrain.errors import CTRL_C, NodeUnreachable, NoSuchJob
+from dtrain.errors import CTRL_C, NodeUnreachable, NoSpace, NoSuchJob
 from dtrain.render import console
 from dtrain.render.end import print_end, print_survivors
 from dtrain.render.stop import StopView, names
@@ -49,7 +49,10 @@ def _meant(store: Store, job: str | None) -> JobRecord:
         if running is None:
             raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
         return running
-    record = api.find(store, job)[0]
+    try:
+        record = api.find(store, job)[0]
+    except NoSpace:  # that the disk is full here keeps no job running
+        return store.find(job)
     return api.the_running_one(store, job) or record if record.name == job != record.job else record
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from dtrain.errors import NoSpace
 from dtrain.jobstate import Failure, JobState, State
 from dtrain.node.lastwords import without_rank_prefix
 from dtrain.plan import LaunchPlan, counted
@@ -43,6 +44,12 @@ def print_outcome(console: Console, name: str, job: str, state: JobState) -> Non
         console.print(Text(describe(state.first_failure), "bold red"), soft_wrap=True)
     style = "bold green" if state.state is State.SUCCEEDED else "bold red"
     console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style)), soft_wrap=True)
+
+
+def print_unkept(console: Console, job: str, error: NoSpace) -> None:
+    """State and logs here lack what the nodes said since the disk was full."""
+    console.print(Text(error.message, "red"), soft_wrap=True)
+    console.print(f"what is missing here is on the nodes: make room, and dtrain logs {job} brings it", soft_wrap=True)
 
 
 def print_detached(console: Console, name: str, job: str, state: JobState) -> None:

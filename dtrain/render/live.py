@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dtrain.errors import NoSpace
 from dtrain.findings import Finding
 from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
@@ -125,6 +126,9 @@ class LiveView(StatusLine):
 
     def reconnected(self, node: str) -> None:
         self._say(f"{node}: connected again")
+
+    def unkept(self, error: NoSpace) -> None:
+        self._say(f"{error.message}; the job goes on, and its nodes keep what is missing here")
 
     # ---- writing ----
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dtrain.errors import NoSpace
 from dtrain.jobstate import Event, JobState
 from dtrain.plan import counted
 from dtrain.render.console import StatusLine, duration
@@ -39,6 +40,9 @@ class StopView(StatusLine):
 
     def reconnected(self, node: str) -> None:
         self._console.print(Text(f"{node}: connected again", "yellow"), soft_wrap=True)
+
+    def unkept(self, error: NoSpace) -> None:
+        self._console.print(Text(error.message, "yellow"), soft_wrap=True)
 
     def printed(self, node: str, stream: str, data: bytes) -> None: ...
     def measured(self, metric: Mapping[str, Any]) -> None: ...

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.cluster import Workspace
+from tests.lan import Lan, small_disk
 
 pytestmark = pytest.mark.net
 
@@ -56,3 +62,67 @@ def test_as_much_of_the_logs_as_was_asked_for(workspace: Workspace) -> None:
     ):
         result = workspace.dtrain("logs", *options)
         assert (result.code, result.out) == (66, "") and result.err.endswith(told), result.err
+
+
+# Ten megabytes of numbered lines, in pieces; then it waits for a file `go`.
+FLOOD = """
+import os, time
+for i in range(100):
+    print("\\n".join(f"line {i} {k:03} " + "x" * 90 for k in range(1000)))
+    time.sleep(0.02)
+print("ready")
+while not os.path.exists(os.environ["GO"]): time.sleep(0.05)
+print("end")
+"""
+
+
+def test_a_full_disk_here_ends_no_job(lan: Lan, workspace: Workspace) -> None:
+    """Its launch tells of it, and goes on showing it to its end; `stop` works; what is missing comes once there is room."""
+    workspace.write("flood.py", FLOOD)
+    job = workspace.write("job.yaml", "name: flood\nscript: flood.py\ncluster: lan.yaml\nenv: {GO: /tmp/go}\ngrace: 1\n")
+    state = workspace.root / "state"
+    state.mkdir()
+    with small_disk(state, "1m"):
+        launch = workspace.start("launch", job, log=workspace.root / "launch.txt")
+        shown = (workspace.root / "launch.txt").read_text
+        workspace.until(lambda: launch.poll() is not None or shown().count("ready") == 3, "the workers, seen here")
+        assert shown().count("the job store cannot be written") == 1, shown()[-2000:]
+        asked = workspace.dtrain("logs", "--tail", "1")
+        assert asked.code == 73 and asked.err.startswith(f"error: {state}/dtrain: the job store cannot be written: "), asked.err
+        for node in lan.nodes:
+            node.path("/tmp/go").touch()
+        assert launch.wait(timeout=60) == 73
+        assert re.search(r"SUCCEEDED.*\n.*the job store cannot be written.*\nwhat is missing here is on the nodes", shown()), shown()[
+            -2000:
+        ]
+        assert shown().count("[2] line 99 999 x") == 1
+        subprocess.run(("mount", "-o", "remount,size=100m", state), check=True)
+        logs = workspace.dtrain("logs", "--ranks", "2")
+        assert (logs.code, logs.err) == (0, "")
+        want = [f"[2] line {i} {k:03} " + "x" * 90 for i in range(100) for k in range(1000)]
+        assert logs.out.splitlines() == [*want, "[2] ready", "[2] end"]
+        status = workspace.status("flood")
+        assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
+    for node in lan.nodes:
+        node.path("/tmp/go").unlink()
+
+
+def test_a_full_disk_here_keeps_no_job_running(workspace: Workspace, lan: Lan) -> None:
+    state = workspace.root / "state"
+    state.mkdir()
+    with small_disk(state, "1m"):
+        launched = workspace.dtrain("launch", "--detach", workspace.waiting_job("waits"))
+        assert launched.code == 0, launched.err
+        job = launched.out.strip()
+        _fill(state)
+        stopped = workspace.dtrain("stop", job)
+        assert stopped.code == 0 and "STOPPED" in stopped.err, stopped.err
+        again = workspace.dtrain("launch", workspace.waiting_job("again"))
+        assert again.code == 73 and "the job store cannot be written" in again.err and "Traceback" not in again.err, again.err
+
+
+def _fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 12, 1):
+            while file.write(bytes(size)) == size:
+                pass

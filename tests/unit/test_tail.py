@@ -9,7 +9,6 @@ import pytest
 
 from dtrain.node.tail import drawn, last_lines
 
-
 TEXTS: tuple[bytes | None, ...] = (None, b"a", b"bc")
 
 
