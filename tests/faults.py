@@ -384,7 +384,7 @@ FAULTS = (
     Fault("the agent stands still", _stop_agent, _node(69, "agent-killed"), silent=True),
     Fault("two nodes hear nothing of each other", _part, _node(69, "node-lost", nodes=(N1, N2)), silent=True),
     Fault("the job's folder is deleted", _delete_folder, _node(69, "node-lost", state="LOST")),
-    Fault("the disk is full", _fill_disk, _worker(1, "exit-code")),  # the traceback that names it finds no room either
+    Fault("the disk is full", _fill_disk, _worker(1, "no-space")),  # the traceback that names it finds no room either
     Fault("the launcher is killed", _leave, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is cut off beyond its lease", _hide_beyond_lease, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is cut off for 5 s", _hide, _always(GOES_ON)),

@@ -6,6 +6,7 @@ file of its own, and reports its start and its end.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -130,6 +131,13 @@ class _Log:
         """Its end as it was when we were told to end; "" where nobody told us."""
         return "" if self._end_when_told is None else self._before(self._end_when_told)
 
+    def cut_off(self) -> str:
+        """What stands in place of last words for which its disk has no room; "" where it has."""
+        disk = os.fstatvfs(self.fd)
+        if (disk.f_bavail if os.geteuid() else disk.f_bfree) > 0:
+            return ""
+        return f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}, where its log is: its last words are lost"
+
     def _before(self, end: int) -> str:
         start = max(0, end - lastwords.TAIL_BYTES)
         return os.pread(self.fd, end - start, start).decode(errors="replace")
@@ -145,4 +153,5 @@ def _ended(rank: int, local_rank: int, code: int, number: Optional[int], log: _L
             return wire.WorkerEnded(time.time(), rank, local_rank, code, number, early.told, symptom=False, failed_first=True)
     words = lastwords.last_words(log.tail() if code != 0 else "", code, number)
     symptom = number == signal.SIGTERM or words.is_peer_lost
-    return wire.WorkerEnded(time.time(), rank, local_rank, code, number, words.told, symptom)
+    told = words.told or (log.cut_off() if code != 0 and number is None else "")
+    return wire.WorkerEnded(time.time(), rank, local_rank, code, number, told, symptom)
