@@ -39,42 +39,41 @@ class RankLines:
         self._ranks = ranks
         self._node = node
         self._text = text
-        self._partial: dict[str, list[bytes]] = {}  # by prefix, the parts of a line whose end has not arrived
+        self._partial: dict[str, list[bytes]] = {}  # by label, the parts of a line whose end has not arrived
 
     def take(self, node: str, stream: str, data: bytes) -> None:
         """The next bytes of a stream; those that are neither a worker's nor a setup's are passed over."""
-        prefix = self._prefix(node, stream)
-        if prefix is None:
+        label = self._label(node, stream)
+        if label is None:
             return
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
-            self._lines(prefix, b"".join((*self._partial.pop(prefix, ()), whole)))
+            self._take_lines(label, b"".join((*self._partial.pop(label, ()), whole)))
         if rest:
-            _append(self._partial.setdefault(prefix, []), rest)
+            _append(self._partial.setdefault(label, []), rest)
 
     def end(self) -> None:
         """Write what came without a newline."""
-        for prefix, parts in sorted(self._partial.items()):
-            self._lines(prefix, b"".join(parts))
+        for label, parts in sorted(self._partial.items()):
+            self._take_lines(label, b"".join(parts))
         self._partial.clear()
 
     def forget(self) -> None:
         """Leave what came without a newline to who goes on with these streams."""
         self._partial.clear()
 
-    def _prefix(self, node: str, stream: str) -> str | None:
-        """What stands before each line of a stream; None where nobody wants them."""
+    def _label(self, node: str, stream: str) -> str | None:
+        """Whose lines a stream has: a rank, or a node's setup; None where nobody wants them."""
         if self._node not in (None, node):
             return None
         if stream == wire.SETUP_LOG and self._ranks is None:
-            return f"[{node} setup] "
+            return f"{node} setup"
         match = _RANK.fullmatch(stream)
         if match is None or (self._ranks is not None and int(match[1]) not in self._ranks):
             return None
-        prefix = f"[{match[1]}] "
-        return f"\x1b[{_COLOURS[int(match[1]) % len(_COLOURS)]}m{prefix}\x1b[0m" if self._colour else prefix
+        return match[1]
 
-    def _lines(self, prefix: str, lines: bytes) -> None:
+    def _take_lines(self, label: str, lines: bytes) -> None:
         is_plain = len(lines.translate(None, _SPECIAL)) == len(lines)
         if self._text is not None or not is_plain:
             each = [drawn(line) for line in lines.split(b"\n")]
@@ -83,8 +82,17 @@ class RankLines:
                 if not each:
                     return
             lines = b"\n".join(each if is_plain else [harmless(line.decode(errors="replace")).encode() for line in each])
-        start = prefix.encode()
+        self._show(label, lines)
+
+    def _show(self, label: str, lines: bytes) -> None:
+        """Write lines that are whole and harmless."""
+        start = self._start(label).encode()
         self._write((start + lines.replace(b"\n", b"\n" + start) + b"\n").decode(errors="replace"))
+
+    def _start(self, label: str) -> str:
+        """What stands before a line."""
+        start = f"[{label}] "
+        return f"\x1b[{_COLOURS[int(label) % len(_COLOURS)]}m{start}\x1b[0m" if self._colour and label.isdigit() else start
 
 
 def _append(parts: list[bytes], data: bytes) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
 from dtrain.errors import NoSpace
@@ -17,6 +19,7 @@ from dtrain.node import wire
 from dtrain.plan import LaunchPlan, counted
 from dtrain.render.console import StatusLine, duration, size
 from dtrain.render.findings import print_finding
+from dtrain.render.fold import FoldedLines
 from dtrain.render.lines import RankLines
 from dtrain.render.plan import print_plan
 
@@ -31,7 +34,8 @@ class LiveView(StatusLine):
         self._console = console
         self._status = ""
         super().__init__(console, self)
-        self._lines = RankLines(self._raw, colour=console.is_terminal and not console.no_color)
+        # Who reads a file or a pipe may count lines, and look for a rank's.
+        self._lines = FoldedLines(self._raw, colour=not console.no_color) if self.live is not None else RankLines(self._raw, colour=False)
         self._said_at_s = 0.0
         self._began_s = self._since_s = time.monotonic()
         self._sent: dict[str, tuple[int, int]] = {}
@@ -133,12 +137,12 @@ class LiveView(StatusLine):
     # ---- writing ----
 
     def _raw(self, text: str) -> None:
-        """Log lines by-pass rich where there is no status line to keep clear of: it is a thousand times faster."""
+        """Log lines by-pass rich, but for keeping them clear of the status line: it is a thousand times faster."""
         if self.live is None:
             sys.stderr.write(text)
             sys.stderr.flush()
         else:
-            self._console.out(text, end="", highlight=False)
+            self._console.print(_Raw(text), end="", soft_wrap=True)
 
     def _say(self, text: str) -> None:
         self._console.print(Text(text, "yellow"), soft_wrap=True)
@@ -152,6 +156,16 @@ class LiveView(StatusLine):
             self._console.print(Text(text), soft_wrap=True)
             self._said_at_s = now_s
         self._show(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """Text that rich writes as it is."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(self.text)
 
 
 def progress_line(metric: Mapping[str, Any]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pty
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,68 @@ def test_as_much_of_the_logs_as_was_asked_for(workspace: Workspace) -> None:
     ):
         result = workspace.dtrain("logs", *options)
         assert (result.code, result.out) == (66, "") and result.err.endswith(told), result.err
+
+
+# The same of all ranks; then what a terminal would obey, and a line of 40 MB.
+HOSTILE = """
+import os, sys
+print("the same [/red] of all")
+print(f"only of {os.environ['RANK']}")
+for hostile in (b"\\x1b]52;c;eA==\\x07A", b"\\x1b[2JB", b"\\x1b[>4;2mC", b"\\xc2\\x9b2JD", b"\\xff\\xfeE", b" 1%\\r99%F"):
+    os.write(1, hostile + b"\\n")
+if os.environ["RANK"] == "0":
+    os.write(1, b"x" * 40_000_000 + b"\\n")
+"""
+
+
+def _on_a_terminal(workspace: Workspace, *args: str | Path) -> tuple[int, str]:
+    """Exit code of `dtrain ARGS`, and all that it wrote there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        (sys.executable, "-m", "dtrain", *args),
+        cwd=workspace.workdir, env={**workspace.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    parts = []
+    with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+        while part := os.read(ours, 1 << 16):
+            parts.append(part)
+    os.close(ours)
+    return process.wait(timeout=60), b"".join(parts).decode()
+
+
+def _ranks(labels: list[str]) -> list[int]:
+    """Those that stand before lines: 3, or `3 ranks: 0-1,3`."""
+    parts = [part.partition("-") for label in labels for part in label.rpartition(" ")[2].split(",")]
+    return [rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)]
+
+
+def test_a_terminal_gets_the_lines_and_nothing_else(workspace: Workspace) -> None:
+    workspace.write("hostile.py", HOSTILE)
+    code, shown = _on_a_terminal(workspace, "launch", workspace.job("name: hostile\nscript: hostile.py\n", gpus=2))
+    assert code == 0, shown[-2000:]
+    assert sorted(_ranks(re.findall(r"\[([^]]*)\] the same \[/red\] of all\r\n", shown))) == [0, 1, 2, 3]
+    for rank in range(4):
+        assert f"[{rank}] only of {rank}\r\n" in shown
+    for hostile in ("\x1b]", "\x1b[2J", "\x1b[>", "\x9b"):
+        assert hostile not in shown
+    assert f"[0] {'x' * 40_000_000}\r\n" in shown
+    copies = {path.name: path.read_bytes() for path in workspace.root.glob("state/dtrain/jobs/*/*/logs/rank*.log")}
+    assert len(copies) == 4 and all(copy.startswith(b"the same [/red] of all\n") for copy in copies.values())
+    for number in range(4):
+        copy = copies[f"rank{number}.log"]
+        assert b"\x1b]52;c;eA==\x07A\n\x1b[2JB\n\x1b[>4;2mC\n\xc2\x9b2JD\n\xff\xfeE\n 1%\r99%F\n" in copy
+    told = workspace.dtrain("logs", "--ranks", "1")
+    assert told.out.splitlines() == [
+        f"[1] {line}" for line in ("the same [/red] of all", "only of 1", "A", "B", "C", "2JD", "\ufffd\ufffdE", "99%F")
+    ]  # fmt: skip
+    assert len(workspace.dtrain("logs", "--ranks", "0", "--tail", "1").out) == 40_000_005
+
+
+def test_nothing_is_folded_where_no_person_reads(workspace: Workspace) -> None:
+    workspace.write("same.py", "print('the same of all')\n")
+    result = workspace.dtrain("launch", workspace.job("script: same.py\nlauncher: none\n"))
+    assert (result.code, sorted(re.findall(r"\[.*the same of all", result.err))) == (0, ["[0] the same of all", "[1] the same of all"])
 
 
 # Ten megabytes of numbered lines, in pieces; then it waits for a file `go`.

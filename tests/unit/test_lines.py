@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 
 import pytest
 
 from dtrain.node import wire
+from dtrain.render.fold import FoldedLines
 from dtrain.render.lines import RankLines
 
 # What it is: what a worker prints, and what is shown of it.
@@ -82,3 +84,47 @@ def test_lines_that_hold_a_text() -> None:
     lines.take("n1", wire.rank_log(0), b"c")
     lines.end()
     assert written == ["[0] a.c\n[0] a.cy\n", "[0] last a.c\n"]
+
+
+def _folded(printed: list[tuple[int, str]]) -> list[str]:
+    """What is shown of lines that ranks print at one moment."""
+    written: list[str] = []
+    lines = FoldedLines(written.append, colour=False)
+    for rank, text in printed:
+        lines.take("n1", wire.rank_log(rank), text.encode())
+    lines.end()
+    return "".join(written).splitlines()
+
+
+def test_the_same_lines_of_many_ranks_are_one() -> None:
+    warning = "train.py:3: UserWarning: old\n  warnings.warn('old')\n"
+    assert _folded([(rank, warning + f"rank {rank}\n") for rank in range(3)]) == [
+        "[3 ranks: 0-2] train.py:3: UserWarning: old", "[3 ranks: 0-2]   warnings.warn('old')", "[0] rank 0", "[1] rank 1", "[2] rank 2",
+    ]  # fmt: skip
+    assert _folded([(rank, "x\n") for rank in range(0, 64, 2)]) == ["[32 ranks] x"]
+    assert _folded([(0, "x\nx\n"), (1, "x\n")]) == ["[2 ranks: 0-1] x", "[0] x"]  # what one rank says twice stands there twice
+    assert _folded([(0, "a\nb\n"), (1, "b\na\n")]) == ["[0] a", "[2 ranks: 0-1] b", "[1] a"]
+    flood = "x\n" * 50_000
+    assert _folded([(0, flood), (1, flood)]) == ["[0] x"] * 50_000 + ["[1] x"] * 50_000
+
+
+def test_folding_takes_no_line_and_changes_no_order() -> None:
+    for _ in range(100):
+        printed = [(random.randrange(4), "".join(random.choices(["a\n", "b\n", "c\n"], k=3))) for _ in range(20)]
+        want: dict[int, list[str]] = {rank: [] for rank in range(4)}
+        for rank, text in printed:
+            want[rank] += text.splitlines()
+        got: dict[int, list[str]] = {rank: [] for rank in range(4)}
+        for shown in _folded(printed):
+            who, line = shown[1:].split("] ")
+            for part in who.rpartition(" ")[2].split(","):
+                first, _, last = part.partition("-")
+                for rank in range(int(first), int(last or first) + 1):
+                    got[rank].append(line)
+        assert got == want
+
+
+def test_a_line_is_shown_before_the_next_one_comes() -> None:
+    written: queue.SimpleQueue[str] = queue.SimpleQueue()
+    FoldedLines(written.put, colour=False).take("n1", wire.rank_log(0), b"x\n")
+    assert written.get(timeout=60) == "[0] x\n"
