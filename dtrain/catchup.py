@@ -18,9 +18,10 @@ from dtrain.store import JobRecord, Store
 def catch_up(
     store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float, *, logs: bool = False
 ) -> dict[str, dict[str, str]]:
-    """Bring the store up to what the nodes of some jobs know now, all nodes at once.
+    """Bring the store up to what the nodes of some jobs know now, all nodes at once, however much that is.
 
     Args:
+        timeout_s: how long a node may be silent.
         logs: of nodes that have not ended too. They may be long, and an `attach` goes on where they end here.
 
     Returns:
@@ -35,13 +36,14 @@ def catch_up(
             follow = wire.Follow(intakes[target.job].offsets(target.node), once=True, logs=logs)
             threading.Thread(target=_ask_once, args=(target, follow, told), daemon=True).start()
     problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
-    deadline = time.monotonic() + timeout_s
+    silent_until_s = dict.fromkeys(waiting, time.monotonic() + timeout_s)
     heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
-    while waiting and time.monotonic() < deadline:
+    while waiting and (left_s := max(silent_until_s[each] for each in waiting) - time.monotonic()) > 0:
         try:
-            target, message, payload = told.get(timeout=max(0.0, deadline - time.monotonic()))
+            target, message, payload = told.get(timeout=left_s)
         except queue.Empty:
             break
+        silent_until_s[target.job, target.node] = time.monotonic() + timeout_s
         if isinstance(message, DtrainError):
             problems[target.job][target.node] = message.message
         else:

@@ -251,6 +251,11 @@ class Lan:
         finally:
             _run("ip", "link", "set", node.link, "up")
 
+    def slow(self, node: Node, rate: str) -> None:
+        """What the node sends is no faster than that, such as 8mbit."""
+        self._undo.append(lambda: node.run("tc", "qdisc", "del", "dev", "eth0", "root"))
+        node.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64k", "latency", "200ms")
+
     def firewall(self, node: Node) -> None:
         """The node drops whatever others begin but ssh."""
         self._undo.append(lambda: node.run("iptables", "-F", "INPUT"))
@@ -322,7 +327,7 @@ def why_not() -> str | None:
     """Why this machine cannot play nodes; None where it can."""
     if os.geteuid() != 0:
         return "needs root"
-    missing = [tool for tool in ("ip", "iptables", "unshare", "nsenter", "setpriv", "ssh-keygen") if not shutil.which(tool)]
+    missing = [tool for tool in ("ip", "iptables", "tc", "unshare", "nsenter", "setpriv", "ssh-keygen") if not shutil.which(tool)]
     missing += [name for name, path in (("sshd", SSHD), ("datefudge", _DATEFUDGE)) if path is None]
     if missing:
         return f"not installed: {', '.join(missing)}"

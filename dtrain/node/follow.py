@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable
+from typing import Callable, Optional
 
 from dtrain.node import wire
 from dtrain.node.folder import JobFolder
@@ -20,6 +20,13 @@ class Follower:
         self._offsets = dict(offsets)
         self._send = send
         self._logs = logs
+        self._ends: Optional[dict[str, int]] = None  # beyond which nothing is sent
+
+    def send_all(self) -> None:
+        """Send what the streams hold now, and not what comes meanwhile: workers may print faster than this sends."""
+        self._ends = {name: os.path.getsize(self._folder.stream(name)) for name in self._folder.stream_names()}
+        while self.send_new():
+            pass
 
     def send_new(self) -> bool:
         """Send what the streams hold by now, up to a bound for each. Whether anything was sent.
@@ -59,7 +66,9 @@ class Follower:
         except FileNotFoundError:
             return b""
         try:
-            return os.pread(fd, wire.CHUNK_BYTES, self._offsets.get(name, 0))
+            offset = self._offsets.get(name, 0)
+            ahead = wire.CHUNK_BYTES if self._ends is None else self._ends.get(name, 0) - offset
+            return os.pread(fd, max(0, min(ahead, wire.CHUNK_BYTES)), offset)
         finally:
             os.close(fd)
 

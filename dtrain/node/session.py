@@ -313,8 +313,8 @@ class _Session:
         if not order.once:
             threading.Thread(target=self._send_streams, args=(follower,), daemon=True).start()
             return
-        while known and follower.send_new():
-            pass
+        if known:
+            follower.send_all()
         self._reply(wire.CaughtUp(alive, known))
 
     def _send_file(self, path: str) -> None:

@@ -105,7 +105,7 @@ def test_a_terminal_gets_the_lines_and_nothing_else(workspace: Workspace) -> Non
     workspace.write("hostile.py", HOSTILE)
     code, shown = _on_a_terminal(workspace, "launch", workspace.job("name: hostile\nscript: hostile.py\n", gpus=2))
     assert code == 0, shown[-2000:]
-    assert sorted(_ranks(re.findall(r"\[([^]]*)\] the same \[/red\] of all\r\n", shown))) == [0, 1, 2, 3]
+    assert sorted(_ranks(re.findall(r"\[([^][]*)\] the same \[/red\] of all\r\n", shown))) == [0, 1, 2, 3]
     for rank in range(4):
         assert f"[{rank}] only of {rank}\r\n" in shown
     for hostile in ("\x1b]", "\x1b[2J", "\x1b[>", "\x9b"):
@@ -184,6 +184,17 @@ def test_a_full_disk_here_keeps_no_job_running(workspace: Workspace, lan: Lan) -
         assert stopped.code == 0 and "STOPPED" in stopped.err, stopped.err
         again = workspace.dtrain("launch", workspace.waiting_job("again"))
         assert again.code == 73 and "the job store cannot be written" in again.err and "Traceback" not in again.err, again.err
+
+
+def test_a_log_that_takes_long_to_come_is_whole(lan: Lan, workspace: Workspace) -> None:
+    """Nobody followed the job, and the log comes slowly: that is no silence of the node."""
+    workspace.write("much.py", "print('x' * 1000 * 1000 * 10)\nprint('end')\n")
+    job = workspace.write("job.yaml", "launcher: none\nscript: much.py\ncluster: lan.yaml\n")
+    launched = workspace.dtrain("launch", "--nodes", "n1", "--detach", job)
+    assert launched.code == 0, launched.err
+    lan.slow(lan.nodes[0], "16mbit")
+    logs = workspace.dtrain("logs", launched.out.strip())
+    assert (logs.code, logs.err, len(logs.out)) == (0, "", 10_000_005 + len("[0] end\n"))
 
 
 def _fill(folder: Path) -> None:

@@ -122,3 +122,19 @@ def test_the_bundle_is_the_same_bytes_every_time() -> None:
     first = bundle()
     bundle.cache_clear()
     assert bundle() == first
+
+
+def test_who_asks_once_hears_an_end_while_a_worker_prints_without_one(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    folder.make()
+    log = tmp_path / wire.rank_log(0)
+    log.write_bytes(b"x" * 1_000_000)
+    sent = []
+
+    def send(message: wire.Message, payload: bytes) -> None:
+        sent.append(payload)
+        with log.open("ab") as file:
+            file.write(b"y" * 2 * wire.CHUNK_BYTES)
+
+    Follower(folder, {wire.rank_log(0): 5}, send, logs=True).send_all()
+    assert b"".join(sent) == b"x" * 999_995
