@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 
 import click
@@ -15,13 +13,12 @@ from dtrain import api
 from dtrain.errors import CTRL_C
 from dtrain.intake import Watcher
 from dtrain.node import wire
+from dtrain.node.tail import last_lines
 from dtrain.render import console
-from dtrain.render.end import print_end
+from dtrain.render.end import print_end, print_unkept
 from dtrain.render.live import LiveView
 from dtrain.store import JobRecord, Store
 from dtrain.supervise import Supervisor
-
-_BLOCK_BYTES = 1 << 16
 
 
 @click.command("attach", epilog="Example: dtrain attach digits")
@@ -38,6 +35,7 @@ def command(job: str | None) -> int:
         record, _ = api.find(store, record.job)  # where it was lost, its nodes may know better
     state = store.state(record)
     out = console.person()
+    unkept = None
     if not state.state.is_final:
         name = f"job {record.name} {record.job}"
         out.print(Text(f"attached to {name}; Ctrl-C leaves, and the job goes on"), soft_wrap=True)
@@ -53,8 +51,12 @@ def command(job: str | None) -> int:
                 view.leave()
                 out.print(Text(f"left {name}, which goes on"), soft_wrap=True)
                 return CTRL_C
+            unkept = supervisor.unkept
     print_end(out, record.job, record.plan, state, _evaluation(store, record.job), store.folder(record.job))
     assert state.exit_code is not None
+    if unkept is not None:
+        print_unkept(out, record.job, unkept)
+        return state.exit_code or unkept.exit_code
     return state.exit_code
 
 
@@ -77,23 +79,11 @@ def _go_on(store: Store, record: JobRecord, watcher: Watcher) -> dict[str, dict[
     for node in record.plan.nodes:
         for stream in (wire.SETUP_LOG, *(wire.rank_log(worker.rank) for worker in node.workers)):
             path = store.log(record.job, node.name, stream)
-            end = path.stat().st_size if path.is_file() else 0
+            begun, end = last_lines(str(path), 0) if path.is_file() else (b"", 0)
             offsets.setdefault(node.name, {})[stream] = end
-            if end:
-                watcher.printed(node.name, stream, _last_line(path, end))
+            if begun:
+                watcher.printed(node.name, stream, begun)
     return offsets
-
-
-def _last_line(path: Path, end: int) -> bytes:
-    """What stands behind the last newline of a file's first `end` bytes."""
-    parts, start, newline = [], end, b""
-    with path.open("rb") as file:
-        while start > 0 and not newline:
-            size = min(_BLOCK_BYTES, start)
-            start -= size
-            _, newline, rest = os.pread(file.fileno(), size, start).rpartition(b"\n")
-            parts.append(rest)
-    return b"".join(reversed(parts))
 
 
 def _evaluation(store: Store, job: str) -> Mapping[str, float]:

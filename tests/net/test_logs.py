@@ -154,9 +154,11 @@ def test_a_full_disk_here_ends_no_job(lan: Lan, workspace: Workspace) -> None:
         assert shown().count("the job store cannot be written") == 1, shown()[-2000:]
         asked = workspace.dtrain("logs", "--tail", "1")
         assert asked.code == 73 and asked.err.startswith(f"error: {state}/dtrain: the job store cannot be written: "), asked.err
+        attach = workspace.start("attach", log=workspace.root / "attach.txt")
+        workspace.until((workspace.root / "attach.txt").read_text, "attach to follow")
         for node in lan.nodes:
             node.path("/tmp/go").touch()
-        assert launch.wait(timeout=60) == 73
+        assert (launch.wait(timeout=60), attach.wait(timeout=60)) == (73, 73)
         assert re.search(r"SUCCEEDED.*\n.*the job store cannot be written.*\nwhat is missing here is on the nodes", shown()), shown()[
             -2000:
         ]
