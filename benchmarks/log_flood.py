@@ -2,9 +2,9 @@
 
 Flood: four workers print as fast as they can, and the bytes that arrive in the store's files are counted while they do. At least
 100 MB/s, and not a byte changed. Beside it stands `ssh node cat file > file` for the same bytes, and what the workers saw of it:
-they write to files of their own, and wait for nobody. First line: `dtrain logs` of that job, which still runs, within a second.
-Quiet: from a line that a worker prints now and then to `dtrain launch` on a terminal and to `dtrain logs --follow` in a pipe, at
-most 100 ms in the median.
+they write to files of their own, and wait for nobody. First line: `dtrain logs` and `dtrain attach` of that job, which still runs,
+show one within a second. Quiet: from a line that a worker prints now and then to `dtrain launch` on a terminal and to
+`dtrain logs --follow` in a pipe, at most 100 ms in the median.
 """
 
 from __future__ import annotations
@@ -95,9 +95,6 @@ class _Here:
             (DTRAIN, "launch", "job.yaml"), cwd=self.work, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
 
-    def logs(self, *options: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen((DTRAIN, "logs", *options), env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-
     def copies(self) -> list[Path]:
         return sorted((self.state / "dtrain/jobs").rglob("rank*.log"))
 
@@ -122,8 +119,11 @@ def _flood(here: _Here, num_blocks: int, repeats: int) -> bool:
         for copy in here.copies():
             with copy.open("rb") as log:
                 assert hashlib.file_digest(log, "sha256").hexdigest() == whole.hexdigest(), "the log differs from what the worker wrote"
-        for options in ((), ("--tail", "10"), ("--tail", "10", "--follow")):
-            firsts.setdefault(" ".join(("logs", *options)), []).append(_first_line_s(here.logs(*options)))
+        for command in ("logs", "logs --tail 10", "logs --tail 10 --follow", "attach"):
+            if command == "attach":
+                for copy in here.copies():  # as after --detach: all of it comes from the node
+                    copy.unlink()
+            firsts.setdefault(command, []).append(_first_line_s(here, command))
         told = [json.loads(path.read_text()) for path in node.path("/var/tmp/dtrain-0/outputs/bench/n1").glob("*.json")]
         assert len(told) == NUM_WORKERS
         waits.append((NUM_WORKERS * size_bytes / max(took for took, _ in told) / 1e6, max(longest for _, longest in told)))
@@ -157,13 +157,17 @@ def _arrival_mb_per_s(here: _Here, launch: subprocess.Popen[bytes], size_bytes: 
     return (last_bytes - first_bytes) / (last_at - first_at) / 1e6
 
 
-def _first_line_s(logs: subprocess.Popen[bytes]) -> float:
+def _first_line_s(here: _Here, command: str) -> float:
     began = time.perf_counter()
-    assert logs.stdout is not None
-    assert logs.stdout.readline().startswith(b"[0] ")
+    process = subprocess.Popen(
+        (DTRAIN, *command.split()), env=here.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith(b"["):
+        assert line, command
     took = time.perf_counter() - began
-    logs.kill()
-    logs.communicate()
+    process.kill()
+    process.communicate()
     return took
 
 
@@ -190,7 +194,8 @@ def _quiet(here: _Here, num_lines: int) -> bool:
     terminal.start()
     while not on_terminal:
         time.sleep(0.1)
-    follow = here.logs("--follow", "--tail", "0")
+    argv = (DTRAIN, "logs", "--follow", "--tail", "0")
+    follow = subprocess.Popen(argv, env=here.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert follow.stdout is not None
     _read(follow.stdout.fileno(), in_pipe)
     terminal.join()
