@@ -153,12 +153,13 @@ class Trees:
         self._manifests = manifests
 
     def manifest(self, name: str) -> Optional[list[TreeEntry]]:
-        """The files of a tree; None where nothing is known of it."""
+        """The files of a tree; None where nothing is known of it, or after a crash of the machine no longer."""
         try:
             with open(self._manifest_path(name), "rb") as file:
-                return unpack(TreeEntry, file.read())
+                data = file.read()
         except FileNotFoundError:
             return None
+        return unpack(TreeEntry, data) if manifest_hash(data) == name else None
 
     def put_manifest(self, name: str, data: bytes) -> None:
         if manifest_hash(data) != name:
@@ -212,7 +213,7 @@ class Trees:
                 os.chmod(f"{root}/{folder}", mode)
 
     def collect(self, used: Container[str]) -> None:
-        """Remove all but these trees. Nobody may be sending or laying out a tree meanwhile."""
+        """Remove all but these trees. Nobody may be sending or laying out a tree meanwhile; a job has copies, so none loses a file."""
         names = _names(self._manifests)
         unused = [name for name in names if name not in used]  # those that were coming too
         if unused:

@@ -265,6 +265,23 @@ def test_old_jobs_go_and_what_only_they_used(node: NodeDir, work: Path) -> None:
     assert contents(node) == set() and os.listdir(node.removed) == [] and os.listdir(f"{node.root}/manifests") == []
 
 
+@pytest.mark.parametrize("damaged", [b"", b"[]"])
+def test_a_list_of_files_that_is_damaged_is_wanted_again(node: NodeDir, work: Path, damaged: bytes) -> None:
+    """As after a crash of the machine. Nothing waits for it meanwhile: what no job uses goes, and a job keeps its copies."""
+    write(work, "file", text="unused")
+    bring(node.trees(), scan(work))
+    write(work, "file", text="used")
+    snapshot = scan(work)
+    job = add_job(node, 1, snapshot)
+    manifest = Path(node.root, "manifests", snapshot.hash)
+    manifest.write_bytes(damaged)
+    prune(node)
+    assert "unused" not in contents(node) and (job / "tree/file").read_text() == "used"
+    assert node.trees().manifest(snapshot.hash) is None
+    bring(node.trees(), snapshot)
+    assert node.trees().manifest(snapshot.hash) == [*snapshot.entries] and contents(node) == {"used"}
+
+
 def test_nothing_goes_while_somebody_brings_a_tree(node: NodeDir, work: Path) -> None:
     write(work, "file", text="brought")
     bring(node.trees(), scan(work))
