@@ -18,6 +18,7 @@ _ENTRY = "node/entry.py"  # becomes the zip's __main__.py
 class Bundle:
     hash: str
     data: bytes  # zip
+    code_bytes: int  # of the files in it, by which a node sees that it has lost none
     boot: bytes  # text of node/boot.py, the first code on a node
 
     @property
@@ -42,4 +43,9 @@ def bundle() -> Bundle:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     data = buffer.getvalue()
-    return Bundle(hash=hashlib.sha256(data).hexdigest()[:16], data=data, boot=(_PACKAGE / "node/boot.py").read_bytes())
+    return Bundle(
+        hash=hashlib.sha256(data).hexdigest()[:16],
+        data=data,
+        code_bytes=sum(map(len, files.values())),
+        boot=(_PACKAGE / "node/boot.py").read_bytes(),
+    )

@@ -172,7 +172,7 @@ def _stay_in_touch(link: Link) -> None:
 
 
 def _boot(channel: Channel, target: Target, code: Bundle) -> None:
-    wanted = {"hash": code.hash, "size": len(code.data), "dir": target.dir}
+    wanted = {"hash": code.hash, "size": len(code.data), "code_bytes": code.code_bytes, "dir": target.dir}
     channel.write(code.start + json.dumps(wanted).encode() + b"\n")
     said = b""
     while not said.endswith((b"have\n", b"want\n")):  # between what a start-up file left behind prints

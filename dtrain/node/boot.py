@@ -2,7 +2,7 @@
 
 node:  MAGIC
 here:  a line in hexadecimal, run by the one constant command of the transport, that reads and runs what follows: this file
-here:  a line of JSON: {"hash": ..., "size": bytes, "dir": ...}
+here:  a line of JSON: {"hash": ..., "size": bytes of the zip, "code_bytes": of the files in it, "dir": ...}
 node:  "have\n" or "want\n"; after "want" the zip follows
 then:  frames (wire.py)
 """
@@ -38,15 +38,24 @@ def _bundle() -> str:
     wanted = json.loads(_read_line())
     root = wanted["dir"] if wanted["dir"] != "auto" else f"/var/tmp/dtrain-{os.getuid()}"
     folder = os.path.join(root, "bundles", wanted["hash"])
-    if os.path.isdir(folder) and os.stat(folder).st_uid == os.getuid():
+    if _is_whole(folder, wanted["code_bytes"]):
         os.write(1, b"have\n")
         return folder
     os.write(1, b"want\n")
-    _unpack(_read(wanted["size"]), root, folder)
+    _unpack(_read(wanted["size"]), root, folder, wanted["code_bytes"])
     return folder
 
 
-def _unpack(data: bytes, root: str, folder: str) -> None:
+def _is_whole(folder: str, code_bytes: int) -> bool:
+    """Whether it is there, ours, and neither a crash of the machine nor who cleans up has left less of it."""
+    code = [os.path.join(above, name) for above, _, names in os.walk(folder) for name in names if name.endswith(".py")]
+    try:
+        return sum(map(os.path.getsize, code)) == code_bytes and os.stat(folder).st_uid == os.getuid()
+    except FileNotFoundError:  # another session replaces it
+        return False
+
+
+def _unpack(data: bytes, root: str, folder: str, code_bytes: int) -> None:
     import io
     import shutil
     import tempfile
@@ -63,6 +72,9 @@ def _unpack(data: bytes, root: str, folder: str) -> None:
         shutil.rmtree(unpacked, ignore_errors=True)
         raise OSError(error.errno, error.strerror, folder) from error
     try:
+        if os.path.isdir(folder) and not _is_whole(folder, code_bytes):
+            os.rename(folder, f"{unpacked}-damaged")
+            shutil.rmtree(f"{unpacked}-damaged", ignore_errors=True)
         os.rename(unpacked, folder)
     except OSError:  # another session was faster
         shutil.rmtree(unpacked)

@@ -57,6 +57,18 @@ def test_only_what_a_node_lacks_is_sent(workspace: Workspace) -> None:
         assert send(link, scan(workspace)) == 3
 
 
+def test_what_a_node_has_lost_of_dtrain_itself_is_sent_again(workspace: Workspace) -> None:
+    job = workspace.job("launcher: none\ncommand: 'true'\n")
+    assert workspace.dtrain("launch", job).code == 0
+    (bundle,) = workspace.nodes.glob("bundles/*")
+    before = {path: path.read_bytes() for path in bundle.rglob("*.py")}
+    (bundle / "dtrain/node/network.py").unlink()
+    os.truncate(bundle / "dtrain/node/agent.py", 0)  # which no session needs before the job starts
+    result = workspace.dtrain("launch", job)
+    assert result.code == 0, result.err
+    assert {path: path.read_bytes() for path in bundle.rglob("*.py")} == before and [*bundle.parent.iterdir()] == [bundle]
+
+
 def test_a_connection_that_ends_in_the_midst_keeps_what_is_whole(workspace: Workspace) -> None:
     workspace.write("a", "a" * 100_000)
     workspace.write("b", "b" * 1_000_000)
