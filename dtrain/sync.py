@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 import socket
 import stat
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore import GitIgnorePatternError
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from dtrain.digests import Digests, digests_in
 from dtrain.errors import InFile, PreflightFailed, Problem, SpecError
@@ -372,5 +376,16 @@ class _IgnoreRules:
         if folder not in self._of_folder:
             files = [self._workdir / folder / name for name in _IGNORE_FILES]
             lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
-            self._of_folder[folder] = GitIgnoreSpec.from_lines(lines) if lines else None
+            self._of_folder[folder] = _spec(lines) if lines else None
         return self._of_folder[folder]
+
+
+def _spec(lines: Sequence[str]) -> GitIgnoreSpec:
+    """As in git a line that is no pattern, such as `!` alone, names nothing."""
+    patterns: list[GitIgnoreSpecPattern] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what `[[]` may mean to Python one day
+        for line in lines:
+            with contextlib.suppress(re.error, GitIgnorePatternError):
+                patterns += GitIgnoreSpec.from_lines([line]).patterns
+    return GitIgnoreSpec(patterns)

@@ -142,6 +142,17 @@ def test_ignore_files_work_as_in_git(work: Path) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_line_that_is_no_pattern_names_nothing_as_in_git(work: Path) -> None:
+    odd = ["[z-a]", "!", "foo\\", "[[]", "[a&&b]"]
+    write(work, "m", "foo", "foo\\", "[", "a.log", "keep")
+    (work / ".gitignore").write_text("\n".join([*odd, "*.log"]))
+    subprocess.run(("git", "init", "-q", str(work)), check=True)
+    listed = subprocess.run(("git", "-C", str(work), "ls-files", "-oz", "--exclude-standard"), check=True, capture_output=True, text=True)
+    names = [entry.path for entry in scan(work).entries if not entry.folder]
+    assert names == sorted(listed.stdout.rstrip("\0").split("\0")) == [".gitignore", "foo", "foo\\", "keep", "m"]
+
+
 def test_a_working_directory_that_is_too_large_is_refused_with_what_is_large(work: Path) -> None:
     for name, size in (("data/train/images.bin", 300_000_000), ("run.pt", 250_000_000), ("data/index", 1_000_000), ("train.py", 1_000)):
         write(work, name)
