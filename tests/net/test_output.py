@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.cluster import Result, Workspace
+from tests.ssh import Sshd
 
 pytestmark = pytest.mark.net
 
@@ -46,6 +47,13 @@ def test_a_result_that_cannot_be_written_is_an_error(workspace: Workspace, redir
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
 def test_messages_that_cannot_be_written_change_nothing(workspace: Workspace, redirection: str) -> None:
     assert redirected(workspace, redirection, "launch") == Result(65, "", "")
+
+
+def test_a_closed_stdin_is_nobody_to_ask_for_a_passphrase(workspace: Workspace, sshd: Sshd) -> None:
+    cluster = f"{{instances: [box], gpus_per_instance: 1, device: cpu, python: {sys.executable}, dir: {workspace.nodes}}}"
+    workspace.write("job.yaml", f"launcher: none\ncommand: echo ran\ncluster: {cluster}\n")
+    result = redirected(workspace, "<&-", "launch")
+    assert result.code == 0 and "ran" in result.err + result.out, result
 
 
 def test_a_job_goes_on_when_nobody_reads_its_lines(workspace: Workspace) -> None:

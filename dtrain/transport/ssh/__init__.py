@@ -33,7 +33,7 @@ _STDERR_BYTES = 64 * 1024
 
 def make_ready(hosts: Sequence[tuple[str, SshOptions]]) -> None:
     """Ask for passphrases while nothing else happens."""
-    if sys.stdin.isatty():  # else nobody is there to be asked
+    if sys.stdin is not None and sys.stdin.isatty():  # else nobody is there to be asked
         with ThreadPoolExecutor(RESOLVING_AT_ONCE) as pool:
             ask_passphrases(route for routes in pool.map(_routes, *zip(*hosts, strict=True)) for route in routes)
 
