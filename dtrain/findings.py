@@ -70,7 +70,7 @@ KINDS = {
     ),
     "gpu-busy": _error("others hold the GPUs that the job asks for", "launch --wait waits for them; stop ends a dtrain job"),
     "mpi-unfit": _error("mpirun or its daemon is missing, of another family, or not the same on all nodes", "install Open MPI 4"),
-    "no-port": _error("no port of the window `ports` is free on the first node", "widen ports:, or end what has them"),
+    "no-port": _error("too few ports of the window `ports` are free on the first node", "widen ports:, or end what has them"),
     "unfit": _error("something else that the node says of itself", "the finding says what"),
     # ---- of the way between them ----
     "no-address": _error(

@@ -118,7 +118,10 @@ def judge_nodes(spec: JobSpec, probed: Mapping[str, Probed]) -> tuple[Finding, .
 
 
 def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapping[str, Link]) -> Rendezvous:
-    """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there."""
+    """Let the nodes dial each other, choose where they meet, and let the first node keep the port that was dialled there.
+
+    Where there are several, it keeps a second one, for the agents' watch.
+    """
     token = token_hex(32)
     ports = rendezvous.ports_of(cluster)
     targets = rendezvous.candidates(cluster, facts)
@@ -140,7 +143,9 @@ def prove(cluster: ClusterSpec, facts: Mapping[str, wire.NodeFacts], links: Mapp
     dialed = on_all(links, dial) if len(links) > 1 else {}
     chosen = rendezvous.choose(targets, rendezvous.tries(dials, dialed, facts))
     first = cluster.instances[0].name
-    on_all(links, lambda node, link: link.ask(wire.Settle(hold=node == first)))
+    others = {node: link for node, link in links.items() if node != first}
+    on_all(others, lambda node, link: link.ask(wire.Settle(hold=False)))  # before: they may be this machine, with this window
+    links[first].ask(wire.Settle(hold=True, watch=ports if others else None))
     return Rendezvous(chosen, listening[first].port)
 
 

@@ -68,17 +68,24 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
     return wire.Prepared(pid, watch_port)
 
 
-def no_port(error: OSError, ports: wire.Ports) -> wire.Failed:
+def no_port(error: OSError, ports: wire.Ports, *, is_second: bool = False) -> wire.Failed:
     """What to say where no port is free.
+
+    Args:
+        is_second: the one for the agents' watch, beside that of the rendezvous.
 
     Raises:
         OSError: the error, if it is another one.
     """
     if error.errno != errno.EADDRINUSE or not ports.last:
         raise error
-    return wire.Failed(
-        "setup", f"no port of {ports.first}-{ports.last} is free", "widen ports: in the cluster file, or end what has them", "no-port"
-    )
+    problem = f"no port of {ports.first}-{ports.last} is free"
+    if is_second:
+        problem = (
+            f"only one port of {ports.first}-{ports.last} is free, and the first of several nodes takes two:"
+            " one for the rendezvous, one on which the agents watch each other"
+        )
+    return wire.Failed("setup", problem, "widen ports: in the cluster file, or end what has them", "no-port")
 
 
 def _lay_out(order: wire.Prepare, folder: JobFolder, trees: tree.Trees, output_dir: str) -> None:
@@ -111,7 +118,7 @@ def _watch_listener(watch: wire.Watch) -> socket.socket:
     try:
         return tripwire.listening_socket(watch.address, watch.ports)
     except OSError as error:
-        raise Refused(no_port(error, watch.ports)) from error
+        raise Refused(no_port(error, watch.ports, is_second=True)) from error
 
 
 def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str], kept: list[int]) -> int:

@@ -64,6 +64,7 @@ class _Session:
         self._syncing: Optional[int] = None  # a lock: nobody removes what jobs do not use
         self._at_end = contextlib.ExitStack()
         self._held_port: Optional[socket.socket] = None
+        self._watch_port: Optional[socket.socket] = None
         self._listener: Optional[network.Listener] = None
         self._agent: Optional[socket.socket] = None
         self._put_failed: Optional[wire.Failed] = None
@@ -205,6 +206,13 @@ class _Session:
         if self._held_port is not None and not order.hold:
             self._held_port.close()
             self._held_port = None
+        if order.watch is not None:
+            try:
+                self._watch_port = network.reserve_port(order.watch)
+            except OSError as error:
+                self._reply(preparation.no_port(error, order.watch, is_second=True))
+                return
+            network.set_free(self._watch_port, False)
         self._reply(wire.Done())
 
     def _offered(self, name: str) -> None:
@@ -258,6 +266,9 @@ class _Session:
 
     def _prepare(self, order: wire.Prepare) -> None:
         order = record.replace(order, environ=self._environ)
+        if self._watch_port is not None:
+            self._watch_port.close()  # the agent's listener takes it
+            self._watch_port = None
         try:
             prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
         except OSError:  # of a full disk above all

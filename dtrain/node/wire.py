@@ -109,6 +109,7 @@ class Settle(Message):
     """The proof is over: listen no more."""
 
     hold: bool  # keep the port until the job has it; else it is free again
+    watch: Optional[Ports] = None  # keep one of these too, for the agents' watch (Watch.ports)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,10 @@ class ClusterFile:
     ] = "auto"
     ports: Annotated[
         str,
-        Field(description="Ports for the rendezvous, such as 29500-29599, where a firewall leaves a window. auto: any free one."),
+        Field(
+            description="Where a firewall leaves a window, such as 29500-29599. Of several nodes the first takes two of them, one for the"
+            " rendezvous and one on which the agents watch each other. auto: any free ones."
+        ),
     ] = "auto"
     ssh: Annotated[SshFile | None, Field(description="How to reach the instances. What is absent is what ssh would do by itself.")] = None
 

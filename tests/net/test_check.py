@@ -257,6 +257,7 @@ FAULTS = {
     "low memlock": Fault(low_memlock, "memlock-low", r"n2: 64 KiB of memory may be locked", 0),
     "clock": Fault(clock, "clock-skew", r"n2: its clock is 10 min ahead of this machine's", 0),
     "port taken": Fault(port_taken, "no-port", r"n1: no port of 29500-29500 is free", cluster={"ports": "29500-29500"}),
+    "one port": Fault(nothing, "no-port", r"n1: only one port of 29500-29500 is free, .* takes two: ", cluster={"ports": "29500-29500"}),
     "another mpi": Fault(
         other_mpi, "mpi-unfit", r"n2: \S+ is not Open MPI; it calls itself HYDRA", job="launcher: mpirun\nscript: train.py"
     ),
