@@ -78,14 +78,16 @@ def test_a_host_key_that_is_not_known_is_refused_until_it_is_accepted(workspace:
 
 
 @pytest.mark.parametrize("host_keys", ["strict", "accept-new"])
-def test_a_changed_host_key_is_refused(workspace: Workspace, sshd: Sshd, host_keys: str) -> None:
-    other = make_key(workspace.root / "other")
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+def test_a_changed_host_key_is_refused(workspace: Workspace, sshd: Sshd, host_keys: str, kind: str) -> None:
+    """Also where the server has no key any more of the type that is known."""
+    other = make_key(workspace.root / "other", kind)
     known_hosts(workspace).write_text(f"{sshd.host().known_as} {other}")
     result = launch(workspace, "print('started')\n", ssh=f"{{host_keys: {host_keys}}}")
     assert result.code == 77, result.err
     assert "box: " in result.err and "ssh-keygen -R" in result.err and "Traceback" not in result.err
     assert f"it shows ssh-ed25519 {shown(sshd.public_key)}" in result.err
-    assert f"{known_hosts(workspace)}:1 has ssh-ed25519 {shown(other)}" in result.err
+    assert f"{known_hosts(workspace)}:1 has ssh-{kind} {shown(other)}" in result.err
     assert known_hosts(workspace).read_text() == f"{sshd.host().known_as} {other}"
     assert not workspace.nodes.exists()
 

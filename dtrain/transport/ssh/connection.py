@@ -283,9 +283,13 @@ def _through(jump: str, route: Route, options: SshOptions, until_s: float) -> pa
 
 
 def _key_types(known: tuple[HostKey, ...]) -> tuple[str, ...]:
-    """Ask for a key of a type that is known for the host: a server with several may else show one to compare with nothing."""
+    """Ask first for a key of a type that is known for the host: a server with several may else show one to compare with nothing.
+
+    One of another type is a changed one, to be shown.
+    """
     types = {key.type for key in known if not key.marker}
-    return tuple(name for name in _HOST_KEYS if name in types or (name in _RSA and "ssh-rsa" in types)) or _HOST_KEYS
+    first = tuple(name for name in _HOST_KEYS if ("ssh-rsa" if name in _RSA else name) in types)
+    return first + tuple(name for name in _HOST_KEYS if name not in first)
 
 
 def _check_host_key(connection: Connection, route: Route, name: str, known: tuple[HostKey, ...], *, accept_new: bool) -> None:
