@@ -71,6 +71,7 @@ bench: $(INSTALLED) ## Measure what dtrain itself costs
 	$(BIN)/python benchmarks/log_flood.py
 	$(BIN)/python benchmarks/help_time.py
 	$(BIN)/python benchmarks/plan_1000.py
+	$(BIN)/python benchmarks/status_1000.py
 	$(BIN)/python benchmarks/trainer_overhead.py
 	$(BIN)/python benchmarks/idle.py
 	$(BIN)/python benchmarks/sync.py

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
 from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, PreflightFailed
 from dtrain.node import tripwire, wire
-from dtrain.plan import LaunchPlan
 from dtrain.reasons import is_port_in_use, reason_of
+
+if TYPE_CHECKING:  # a list of jobs needs no plan, which takes longer to load than the list takes
+    from dtrain.plan import LaunchPlan
 
 LAUNCHING_SIDE = ""  # node name under which the launching side's own events are kept
 

@@ -11,6 +11,7 @@ An event is kept with its byte offset in the node's stream, so taking the same b
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import os
@@ -22,15 +23,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, cast
 
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State, StopAsked
 from dtrain.node import procs, wire
-from dtrain.plan import LaunchPlan
-from dtrain.spec import ClusterSpec
+
+if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load than the list takes
+    from pydantic import TypeAdapter
+
+    from dtrain.plan import LaunchPlan
+    from dtrain.spec import ClusterSpec
 
 _BUSY_TIMEOUT_S = 30.0
 _SCHEMA = """
@@ -47,10 +50,27 @@ CREATE TABLE IF NOT EXISTS metrics (
 CREATE TABLE IF NOT EXISTS contacts (job TEXT, node TEXT, seen_at REAL, PRIMARY KEY (job, node));
 CREATE TABLE IF NOT EXISTS overrides (job TEXT PRIMARY KEY, overrides TEXT);
 CREATE TABLE IF NOT EXISTS launchers (job TEXT PRIMARY KEY, pid INTEGER, start_ticks INTEGER, boot_id TEXT);
+CREATE TABLE IF NOT EXISTS summaries (job TEXT PRIMARY KEY, cluster_size INTEGER, started_at REAL, ended_at REAL, git_changed INTEGER);
 CREATE INDEX IF NOT EXISTS newest ON jobs (created_at);
 """
-_PLAN = TypeAdapter(LaunchPlan)
-_CLUSTER = TypeAdapter(ClusterSpec)
+
+
+@functools.cache
+def _plans() -> TypeAdapter[LaunchPlan]:
+    from pydantic import TypeAdapter
+
+    from dtrain.plan import LaunchPlan
+
+    return TypeAdapter(LaunchPlan)
+
+
+@functools.cache
+def _clusters() -> TypeAdapter[ClusterSpec]:
+    from pydantic import TypeAdapter
+
+    from dtrain.spec import ClusterSpec
+
+    return TypeAdapter(ClusterSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,7 @@ class JobRecord:
     workdir: Path
     outputs: str
     git_commit: str | None
+    git_changed: bool | None  # since that commit; None: nobody knows
     workdir_hash: str | None  # of the files that went to the nodes
     state: State
     exit_code: int | None
@@ -73,11 +94,44 @@ class JobRecord:
 
     @property
     def plan(self) -> LaunchPlan:
-        return _PLAN.validate_json(self.plan_json)
+        return _plans().validate_json(self.plan_json)
 
     @property
     def cluster(self) -> ClusterSpec:
-        return _CLUSTER.validate_json(self.cluster_json)
+        return _clusters().validate_json(self.cluster_json)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """What a list of jobs says of one."""
+
+    job: str  # id
+    name: str
+    launched_by: str  # user@host
+    git_commit: str | None
+    git_changed: bool | None
+    overrides: tuple[str, ...]
+    state: State
+    cluster_size: int | None
+    exit_code: int | None
+    started_at: float | None
+    ended_at: float | None
+
+    @classmethod
+    def of(cls, record: JobRecord, state: JobState) -> JobSummary:
+        return cls(
+            record.job,
+            record.name,
+            record.launched_by,
+            record.git_commit,
+            record.git_changed,
+            record.overrides,
+            state.state,
+            record.plan.cluster_size,
+            state.exit_code,
+            state.started_at,
+            state.ended_at,
+        )
 
 
 class Store:
@@ -118,17 +172,19 @@ class Store:
         outputs: str,
         git_commit: str | None,
         workdir_hash: str | None,
+        git_changed: bool | None = None,
         overrides: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
     ) -> None:
         """Take a new job up. `files` are texts for its folder, by name."""
-        plan_json, cluster_json = _PLAN.dump_json(plan).decode(), _CLUSTER.dump_json(cluster).decode()
+        plan_json, cluster_json = _plans().dump_json(plan).decode(), _clusters().dump_json(cluster).decode()
         folder = self.folder(job)
         where = (str(workdir), outputs, git_commit, workdir_hash)
         row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
             self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT INTO overrides VALUES (?, ?)", (job, json.dumps(overrides)))
+            self._db.execute("INSERT INTO summaries VALUES (?, ?, NULL, NULL, ?)", (job, plan.cluster_size, git_changed))
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
         with self._writing():  # whoever sees the folder finds the job, even if this process is killed now
             folder.mkdir(mode=0o700, parents=True)
@@ -143,6 +199,21 @@ class Store:
     def jobs(self, limit: int | None = None) -> list[JobRecord]:
         """All jobs, newest first."""
         return [_record(row) for row in self._rows(f"{_SELECT} ORDER BY created_at DESC LIMIT ?", -1 if limit is None else limit)]
+
+    def summaries(self, limit: int) -> list[JobSummary]:
+        """The newest jobs, newest first."""
+        return [self._summary(row) for row in self._rows(_SUMMARIES, limit)]
+
+    def num_jobs(self) -> int:
+        return cast(int, self._rows("SELECT count(*) FROM jobs")[0][0])
+
+    def _summary(self, row: tuple[Any, ...]) -> JobSummary:
+        job, name, launched_by, git_commit, overrides, state, exit_code, summarised, cluster_size, started_at, ended_at, git_changed = row
+        if summarised is None or (State(state).is_final and ended_at is None):  # an older dtrain launched it, or followed it to its end
+            record = self.find(job)
+            return JobSummary.of(record, self.state(record))
+        known = (job, name, launched_by, git_commit, _flag(git_changed), tuple(json.loads(overrides or "[]")))
+        return JobSummary(*known, State(state), cluster_size, exit_code, started_at, ended_at)
 
     def find(self, wanted: str | None) -> JobRecord:
         """The job with that id, else the newest of that name (a running one first), else the one whose id begins so; None: the newest.
@@ -203,7 +274,8 @@ class Store:
         """A follower that is behind another one takes no end back."""
         finals = ", ".join(f"'{each.value}'" for each in State if each.is_final)
         query = f"UPDATE jobs SET state = ?, exit_code = ? WHERE job = ? AND (? OR state NOT IN ({finals}))"
-        self._db.execute(query, (state.state.value, state.exit_code, job, state.state.is_final))
+        if self._db.execute(query, (state.state.value, state.exit_code, job, state.state.is_final)).rowcount:
+            self._db.execute("UPDATE summaries SET started_at = ?, ended_at = ? WHERE job = ?", (state.started_at, state.ended_at, job))
 
     def saw(self, job: str, seen_at: Mapping[str, float]) -> None:
         """When this machine last heard from some nodes, by its own clock."""
@@ -323,13 +395,20 @@ def read_event(line: str | bytes) -> Event | None:
         return None
 
 
-# A table of its own, not a column more: an older dtrain on the same store goes on adding its rows.
-_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster,
-overrides FROM jobs LEFT JOIN overrides USING (job)"""
+def _flag(number: int | None) -> bool | None:
+    return None if number is None else bool(number)
+
+
+# Tables of their own, not a column more: an older dtrain on the same store goes on adding its rows.
+_SELECT = """SELECT job, name, created_at, launched_by, workdir, outputs, git_commit, git_changed, workdir_hash, state, exit_code, plan,
+cluster, overrides FROM jobs LEFT JOIN overrides USING (job) LEFT JOIN summaries USING (job)"""
+_SUMMARIES = """SELECT job, name, launched_by, git_commit, overrides, state, exit_code, summaries.job, cluster_size, started_at, ended_at,
+git_changed FROM jobs LEFT JOIN overrides USING (job) LEFT JOIN summaries USING (job) ORDER BY created_at DESC LIMIT ?"""
 
 
 def _record(row: tuple[Any, ...]) -> JobRecord:
-    job, name, created_at, launched_by, workdir, outputs, git_commit, workdir_hash, state, exit_code, plan, cluster, overrides = row
+    job, name, created_at, launched_by, workdir, outputs, git_commit, git_changed, workdir_hash, state, exit_code, *texts = row
+    plan, cluster, overrides = texts
     return JobRecord(
         job,
         name,
@@ -338,6 +417,7 @@ def _record(row: tuple[Any, ...]) -> JobRecord:
         Path(workdir),
         outputs,
         git_commit,
+        _flag(git_changed),
         workdir_hash,
         State(state),
         exit_code,

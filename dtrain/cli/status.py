@@ -1,17 +1,20 @@
-"""`dtrain status`."""
+"""`dtrain status`. The list of jobs that are all over needs nothing but the store, and loads no more than that."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from dtrain import api
 from dtrain.render import console
-from dtrain.render.status import JobView, as_json, print_job, print_jobs
+from dtrain.render.jobs import print_jobs
 from dtrain.store import JobRecord, Store
 
-_NEWEST = 20  # jobs in the list
+if TYPE_CHECKING:
+    from dtrain.render.status import JobView
+
+_NEWEST = 50  # jobs in the list
 
 
 @click.command("status", epilog="Example: dtrain status digits --json")
@@ -23,25 +26,57 @@ def command(job: str | None, json_wanted: bool) -> None:
     JOB is an id, the start of one, or a name. The nodes of jobs that are not over are asked.
     """
     store = Store.default()
-    if job is None:
-        records = store.jobs(limit=_NEWEST)
-        problems = api.refresh(store, records)
+    if job is not None:
+        _show_one(store, job, json_wanted)
+    elif json_wanted:
+        _refresh(store)
+        _print_json(store, store.jobs(limit=_NEWEST))
     else:
-        record, problem = api.find(store, job)
-        records, problems = [record], {record.job: problem}
-    views = [_view(store, record) for record in records]
-    if json_wanted:
-        click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(view) for view in views]}, indent=1))
-    elif job is not None:
-        print_job(console.result(), views[0], problems.get(views[0].record.job, {}))
-    elif views:
-        print_jobs(console.result(), views)
-        for record in records:
-            if silent := problems.get(record.job):
-                console.person().print(f"{record.job}: {', '.join(silent)} did not answer", style="yellow", soft_wrap=True)
-    else:
+        _show_list(store)
+
+
+def _show_list(store: Store) -> None:
+    problems = _refresh(store)
+    jobs = store.summaries(_NEWEST)
+    if not jobs:
         console.person().print("no job was launched from here yet")
+        return
+    print_jobs(console.result(), jobs)
+    if (older := store.num_jobs() - len(jobs)) > 0:
+        console.person().print(f"and {older} older ones: dtrain status JOB shows one", style="dim", soft_wrap=True)
+    for job in jobs:
+        if silent := problems.get(job.job):
+            console.person().print(f"{job.job}: {', '.join(silent)} did not answer", style="yellow", soft_wrap=True)
+
+
+def _refresh(store: Store) -> dict[str, dict[str, str]]:
+    """By job that is not over, why each node that did not answer did not."""
+    open_jobs = [job.job for job in store.summaries(_NEWEST) if not job.state.is_final]
+    if not open_jobs:
+        return {}
+    from dtrain import api
+
+    return api.refresh(store, [store.find(job) for job in open_jobs])
+
+
+def _show_one(store: Store, job: str, json_wanted: bool) -> None:
+    from dtrain import api
+    from dtrain.render.status import print_job
+
+    record, problems = api.find(store, job)
+    if json_wanted:
+        _print_json(store, [record])
+    else:
+        print_job(console.result(), _view(store, record), problems)
+
+
+def _print_json(store: Store, records: list[JobRecord]) -> None:
+    from dtrain.render.status import as_json
+
+    click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(_view(store, record)) for record in records]}, indent=1))
 
 
 def _view(store: Store, record: JobRecord) -> JobView:
+    from dtrain.render.status import JobView
+
     return JobView.of(record, store.state(record), store.metrics(record.job), store.last_seen(record.job))

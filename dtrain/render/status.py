@@ -1,4 +1,4 @@
-"""Jobs as a table, and as the JSON that scripts read."""
+"""A job with its nodes and ranks, and as the JSON that scripts read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dtrain.jobstate import Failure, JobState, NodeState
 from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
 from dtrain.render.end import describe, hint
+from dtrain.render.jobs import STYLES, print_jobs
 from dtrain.render.live import progress_line
 from dtrain.render.ranges import ranges
-from dtrain.store import JobRecord
+from dtrain.store import JobRecord, JobSummary
 
 _METRICS = ("iteration", "iterations", "epoch", "loss", "samples_per_s", "evaluation")
-_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "LOST": "red", "RUNNING": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,9 @@ class JobView:
         return cls(record, record.plan, state, newest, last_seen)
 
 
-def print_jobs(console: Console, views: Sequence[JobView]) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("job", "name", "state", "size", "took", "exit"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("size", "exit") else "left")
-    for view in views:
-        state = view.state.state.value
-        exit_code = "" if view.state.exit_code is None else str(view.state.exit_code)
-        table.add_row(
-            view.record.job,
-            view.record.name,
-            Text(state, _STYLES.get(state, "")),
-            str(view.plan.cluster_size),
-            _took(view.state),
-            exit_code,
-        )
-    console.print(table)
-
-
 def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> None:
     """One job: its nodes, its ranks, its numbers."""
-    print_jobs(console, [view])
+    print_jobs(console, [JobSummary.of(view.record, view.state)])
     run, more, _ = view.plan.run.partition("\n")
     console.print(Text(f"{run}{' ...' if more else ''}, launched by {view.record.launched_by}", "dim"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -70,7 +52,7 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         table.add_column(name, overflow="fold")
     for node in view.state.nodes:
         ended = "  ".join(f"{rank.rank}: {rank.exit_code}" for rank in node.ranks if rank.exit_code is not None)
-        table.add_row(node.name, Text(node.state.value, _STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
+        table.add_row(node.name, Text(node.state.value, STYLES.get(node.state.value, "")), ranges(rank.rank for rank in node.ranks), ended)
     console.print(table)
     if view.state.stop_cause is not None and not view.state.state.is_final:
         console.print(Text("it was told to stop, and is stopping", "yellow"))
@@ -132,9 +114,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _took(state: JobState) -> str:
-    if state.started_at is None:
-        return ""
-    return duration(max(0.0, (state.ended_at or time.time()) - state.started_at))

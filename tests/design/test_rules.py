@@ -30,6 +30,17 @@ assert run(["--help"]) == 0
     assert _packages_loaded_by(code) == {"dtrain", "click"}
 
 
+def test_a_list_of_jobs_loads_no_more_than_it_shows(tmp_path: Path) -> None:
+    """Neither plans nor connections: pydantic and paramiko take longer to load than 1,000 jobs to list."""
+    code = f"""
+import os
+os.environ["XDG_STATE_HOME"] = {str(tmp_path)!r}
+from dtrain.cli.main import run
+assert run(["status"]) == 0
+"""
+    assert _packages_loaded_by(code) == {"dtrain", "click", "rich", "typing_extensions"}
+
+
 def test_the_launching_side_works_without_torch() -> None:
     """People launch from laptops where torch cannot be imported."""
     code = """

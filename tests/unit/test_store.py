@@ -14,7 +14,7 @@ from dtrain.jobstate import State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import make_plan
 from dtrain.spec import load_job
-from dtrain.store import JobRecord, Store
+from dtrain.store import JobRecord, JobSummary, Store
 
 
 def _add(store: Store, folder: Path, job: str, name: str, overrides: tuple[str, ...] = ()) -> JobRecord:
@@ -120,6 +120,29 @@ def test_an_event_that_only_another_version_knows_says_nothing(tmp_path: Path) -
             db.execute("INSERT INTO events VALUES ('aa11', 'node0', ?, ?, ?)", (offset, offset + 1, line))
     assert [event for _, event in store.events("aa11")] == [wire.AgentStarted(2.0, 1, 1, "b")]
     assert store.state(record).state is State.STARTING
+
+
+def test_a_summary_says_what_the_events_add_up_to(tmp_path: Path) -> None:
+    """It is kept beside them, so that a list of jobs adds up nothing; also where only an older dtrain followed the job."""
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train", overrides=("--nodes a",))
+    _add(store, tmp_path, "bb22", "other")
+    intake = Intake(store, "aa11", record.plan, Silent())
+    events = (wire.AgentStarted(1.0, 1, 1, "b"), wire.WorkerEnded(3.0, 0, 0, 4, None, "", False), wire.NodeEnded(4.0, "failed", "", "", ()))
+    offset = 0
+    for event in events:
+        line = wire.to_json(event).encode() + b"\n"
+        intake.take("node0", wire.StreamBytes(wire.EVENTS, offset), line)
+        offset += len(line)
+        assert store.summaries(2)[1] == JobSummary.of(store.find("aa11"), intake.state)
+    summary = store.summaries(2)[1]
+    told = (summary.state, summary.exit_code, summary.cluster_size, summary.started_at, summary.ended_at, summary.overrides)
+    assert told == (State.FAILED, 4, 1, 1.0, 4.0, ("--nodes a",))
+    assert [each.job for each in store.summaries(1)] == ["bb22"] and store.num_jobs() == 2
+    for older in ("UPDATE summaries SET ended_at = NULL", "DELETE FROM summaries"):
+        with closing(sqlite3.connect(tmp_path / "state/store.db")) as db, db:
+            db.execute(older)
+        assert store.summaries(2)[1] == summary
 
 
 # The tables as the first versions made them, and what those write and read.
