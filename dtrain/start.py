@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from dtrain import launchers
 from dtrain.errors import CTRL_C, DtrainError, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
 from dtrain.findings import KINDS, Finding
+from dtrain.git import Look
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
 from dtrain.launchers import NodeCommand, node_commands, plan_json
@@ -29,8 +30,8 @@ from dtrain.preflight import contradictions
 from dtrain.rendezvous import ports_of
 from dtrain.spec import ClusterSpec, JobSpec
 from dtrain.spec.dump import dump_job, job_file
-from dtrain.store import Store
-from dtrain.sync import Snapshot, check_is_sent, git_commit, read_workdir, send_tree
+from dtrain.store import JOB_FILE, Store
+from dtrain.sync import Snapshot, check_is_sent, read_workdir, send_tree
 
 _LOOK_S = 1.0  # between two looks at whether somebody wants the job to end
 _T = TypeVar("_T")
@@ -89,6 +90,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     """
     make_plan(spec, lease_s=lease_s)  # what is wrong whatever the nodes say is answered before anything starts
     check_is_sent(spec)
+    git = Look(spec.workdir, spec.outputs)
     snapshot = None
     if spec.sync:
         progress.step("reading the working directory")
@@ -112,15 +114,17 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         plan = make_plan(spec, facts, rendezvous, lease_s=lease_s)
         in_order = node_commands(spec, plan, job)
         commands = {command.node: command for command in in_order}
+        checkout = git.checkout()
         store.add(
             job,
             plan,
             spec.cluster,
             workdir=spec.workdir,
             outputs=spec.outputs,
-            git_commit=git_commit(spec.workdir),
+            git_commit=None if checkout is None else checkout.commit,
+            git_changed=None if checkout is None else checkout.changed,
             workdir_hash=snapshot.hash if snapshot is not None else None,
-            files={"plan.json": plan_json(spec, plan, in_order), **({"job.yaml": dump_job(spec)} if job_file(spec) else {})},
+            files={"plan.json": plan_json(spec, plan, in_order), **({JOB_FILE: dump_job(spec)} if job_file(spec) else {})},
             overrides=spec.overrides,
         )
         progress.planned(job, plan)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load 
     from dtrain.plan import LaunchPlan
     from dtrain.spec import ClusterSpec
 
+JOB_FILE = "job.yaml"  # in a job's folder
 _BUSY_TIMEOUT_S = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -316,6 +317,11 @@ class Store:
 
     def folder(self, job: str) -> Path:
         return self.root / "jobs" / job
+
+    def job_file(self, job: str) -> Path | None:
+        """What launches the job again; None where no file can say it."""
+        path = self.folder(job) / JOB_FILE
+        return path if path.is_file() else None
 
     def log(self, job: str, node: str, stream: str) -> Path:
         return self.folder(job) / node / stream

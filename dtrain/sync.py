@@ -6,10 +6,8 @@ import contextlib
 import math
 import os
 import re
-import shutil
 import socket
 import stat
-import subprocess
 import tempfile
 import time
 import warnings
@@ -201,17 +199,6 @@ def _largest(files: Sequence[Found]) -> list[tuple[str, int]]:
 
 def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.0f} MB"
-
-
-def git_commit(workdir: Path) -> str | None:
-    """The commit that is checked out in the working directory; None where it is not in a git checkout."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    answer = subprocess.run(
-        (git, "-C", str(workdir), "rev-parse", "HEAD"), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
 def send_tree(link: Link, snapshot: Snapshot, progress: Callable[[int, int], None]) -> None:

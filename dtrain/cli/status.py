@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from dtrain.render import console
 from dtrain.render.jobs import print_jobs
 from dtrain.store import JobRecord, Store
-
-if TYPE_CHECKING:
-    from dtrain.render.status import JobView
 
 _NEWEST = 50  # jobs in the list
 
@@ -61,22 +57,16 @@ def _refresh(store: Store) -> dict[str, dict[str, str]]:
 
 def _show_one(store: Store, job: str, json_wanted: bool) -> None:
     from dtrain import api
-    from dtrain.render.status import print_job
+    from dtrain.render.status import JobView, print_job
 
     record, problems = api.find(store, job)
     if json_wanted:
         _print_json(store, [record])
     else:
-        print_job(console.result(), _view(store, record), problems)
+        print_job(console.result(), JobView.of(store, record), problems)
 
 
 def _print_json(store: Store, records: list[JobRecord]) -> None:
-    from dtrain.render.status import as_json
+    from dtrain.render.status import JobView, as_json
 
-    click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(_view(store, record)) for record in records]}, indent=1))
-
-
-def _view(store: Store, record: JobRecord) -> JobView:
-    from dtrain.render.status import JobView
-
-    return JobView.of(record, store.state(record), store.metrics(record.job), store.last_seen(record.job))
+    click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(JobView.of(store, record)) for record in records]}, indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,30 +15,50 @@ from dtrain.store import JobSummary, this_user
 
 STYLES = {"SUCCEEDED": "green", "FAILED": "red", "LOST": "red", "RUNNING": "cyan"}
 _COMMIT_LENGTH = 7
+_GAP = 2  # between columns
+_LEAST_WIDTH = 9  # of a column that is cut off
 
 
 def print_jobs(console: Console, jobs: Sequence[JobSummary]) -> None:
-    """A line each, as wide as the console is: who launched a job where that is not all the same, and the start of its overrides."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("job", "name", "state", "size", "took", "exit"):
+    """As much of each job as the console has room for: who launched it where that is not all the same, the end of its overrides."""
+    columns = {
+        "job": [job.job for job in jobs],
+        "name": [job.name for job in jobs],
+        "state": [job.state.value for job in jobs],
+        "size": [str(job.cluster_size) for job in jobs],
+        "took": [_took(job) for job in jobs],
+        "exit": ["" if job.exit_code is None else str(job.exit_code) for job in jobs],
+    }
+    more = {
+        "commit": [short_commit(job.git_commit, job.git_changed) for job in jobs],
+        "by": [job.launched_by for job in jobs] if any(job.launched_by != this_user() for job in jobs) else [],
+        "overrides": [" ".join(job.overrides) for job in jobs],
+    }
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for name in columns:
         table.add_column(name, overflow="fold", justify="right" if name in ("size", "exit") else "left")
-    launchers = [job.launched_by for job in jobs] if any(job.launched_by != this_user() for job in jobs) else []
-    commits = [short_commit(job.git_commit, job.git_changed) for job in jobs]
-    overrides = [" ".join(job.overrides) for job in jobs]
-    more = [(name, texts) for name, texts in (("by", launchers), ("commit", commits), ("overrides", overrides)) if any(texts)]
-    for name, _ in more:
-        table.add_column(name, overflow="fold" if name == "commit" else "ellipsis", no_wrap=True)
-    for at, job in enumerate(jobs):
-        table.add_row(
-            job.job,
-            job.name,
-            Text(job.state.value, STYLES.get(job.state.value, "")),
-            str(job.cluster_size),
-            _took(job),
-            "" if job.exit_code is None else str(job.exit_code),
-            *(Text(texts[at]) for _, texts in more),
-        )
+    left = console.width - sum(_width(name, texts) + _GAP for name, texts in columns.items())
+    for name, texts in more.items():
+        if any(texts) and left >= min(_width(name, texts), _LEAST_WIDTH):
+            table.add_column(name, no_wrap=True)
+            columns[name] = [_end_of(text, left) for text in texts]
+            left -= _width(name, texts) + _GAP
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(text, STYLES.get(text, "")) for text in row))
     console.print(table)
+
+
+def _width(name: str, texts: Sequence[str]) -> int:
+    return max(map(cell_len, (name, *texts)))
+
+
+def _end_of(text: str, width: int) -> str:
+    """The value is what differs, and stands behind its key."""
+    if cell_len(text) <= width:
+        return text
+    while cell_len(text) >= width:
+        text = text[1:]
+    return f"…{text}"
 
 
 def short_commit(commit: str | None, changed: bool | None) -> str:

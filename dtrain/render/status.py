@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,8 @@ from dtrain.render.end import describe, hint
 from dtrain.render.jobs import STYLES, print_jobs
 from dtrain.render.live import progress_line
 from dtrain.render.ranges import ranges
-from dtrain.store import JobRecord, JobSummary
+from dtrain.shell_words import shell_words
+from dtrain.store import JobRecord, JobSummary, Store
 
 _METRICS = ("iteration", "iterations", "epoch", "loss", "samples_per_s", "evaluation")
 
@@ -33,20 +35,21 @@ class JobView:
     state: JobState
     metrics: Mapping[str, Any]  # the newest value of each
     last_seen: Mapping[str, float]  # when this machine last heard from each node, by its own clock
+    job_file: Path | None  # launches it again, wherever its own file is by now; None for a benchmark
 
     @classmethod
-    def of(cls, record: JobRecord, state: JobState, metrics: Sequence[Mapping[str, Any]], last_seen: Mapping[str, float]) -> JobView:
+    def of(cls, store: Store, record: JobRecord) -> JobView:
         newest: dict[str, Any] = {}
-        for metric in metrics:
+        for metric in store.metrics(record.job):
             newest.update(metric)
-        return cls(record, record.plan, state, newest, last_seen)
+        return cls(record, record.plan, store.state(record), newest, store.last_seen(record.job), store.job_file(record.job))
 
 
 def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> None:
     """One job: its nodes, its ranks, its numbers."""
     print_jobs(console, [JobSummary.of(view.record, view.state)])
-    run, more, _ = view.plan.run.partition("\n")
-    console.print(Text(f"{run}{' ...' if more else ''}, launched by {view.record.launched_by}", "dim"), soft_wrap=True)
+    for line in _how_launched(view):
+        console.print(Text(line, "dim"), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("node", "state", "ranks", "ended ranks"):
         table.add_column(name, overflow="fold")
@@ -74,6 +77,20 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         console.print(Text(f"{node_name} was not asked: {told}; {seen}", "yellow"), soft_wrap=True)
 
 
+def _how_launched(view: JobView) -> Iterator[str]:
+    """What was launched, by whom, from which files, and how it is launched again."""
+    record = view.record
+    run, more, _ = view.plan.run.partition("\n")
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created_at))
+    yield f"{run}{' ...' if more else ''}, launched by {record.launched_by} at {at}"
+    changed = {True: ", with changes", False: "", None: ", perhaps with changes: git did not say in time"}[record.git_changed]
+    yield f"workdir {record.workdir}" + (f" at commit {record.git_commit}{changed}" if record.git_commit else "")
+    if record.overrides:
+        yield f"overrides: {' '.join(record.overrides)}"
+    if view.job_file is not None:
+        yield f"again: {shell_words(('dtrain', 'launch', str(view.job_file)))}"
+
+
 def as_json(view: JobView) -> dict[str, Any]:
     """One entry of `jobs` in `status --json`."""
     state = view.state
@@ -89,6 +106,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "exit_code": state.exit_code,
         "exit_source": state.exit_source,
         "git_commit": view.record.git_commit,
+        "git_changed": view.record.git_changed,
         "workdir_hash": view.record.workdir_hash,
         "overrides": list(view.record.overrides),
         "nodes": [_node(node, view.last_seen.get(node.name)) for node in state.nodes],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,17 @@ def test_an_old_job_runs_again_without_the_files_that_it_came_from(workspace: Wo
     folder, first = stored(workspace)
     job.unlink()
     cluster.unlink()
-    result = workspace.dtrain("launch", folder / "job.yaml", env={"TOKEN": "t0ken", "INHERITED": "otherwise"})
+    told = workspace.dtrain("status", "seen").out
+    assert f"\nworkdir {workspace.workdir}\noverrides: -- --lr 2\n" in told
+    again = re.search(r"^again: dtrain (launch .*/job\.yaml)$", told, re.MULTILINE)
+    assert again is not None, told
+    result = workspace.dtrain(*shlex.split(again[1]), env={"TOKEN": "t0ken", "INHERITED": "otherwise"})
     assert result.code == 0, result.err[-500:]
-    again, second = stored(workspace)
-    assert again != folder and second["job"] == first["job"]
+    newer, second = stored(workspace)
+    assert newer != folder and second["job"] == first["job"]
     for old, new in zip(first["commands"], second["commands"], strict=True):
         assert old["worker_argv"] == new["worker_argv"] and new["worker_argv"][-2:] == ["--lr", "2"]
         assert new["worker_env"]["INHERITED"] == "from here"
-    assert json.loads((again / "node1/logs/rank1.log").read_text())["env"]["TOKEN"] == "t0ken"
+    assert json.loads((newer / "node1/logs/rank1.log").read_text())["env"]["TOKEN"] == "t0ken"
     unset = workspace.dtrain("launch", folder / "job.yaml")
     assert unset.code == 65 and "the secret TOKEN is not set here" in unset.err
