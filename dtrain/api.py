@@ -29,6 +29,7 @@ from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher
 ASK_NODES_S = 3.0
+ALL_THEY_HAVE_S = 86400.0  # each node has told it, or its link has given it up, long before
 _LEAVE_S = 2.0
 _WAIT_S = (2.0, 4.0)  # between two looks at whether GPUs are free; at random, so that two who wait do not meet for ever
 
@@ -104,7 +105,9 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
     return targets_of(record.cluster, record.job, record.name, record.outputs)
 
 
-def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = False, logs: bool = False) -> dict[str, dict[str, str]]:
+def refresh(
+    store: Store, records: Sequence[JobRecord], *, lost_too: bool = False, logs: bool = False, within_s: float = ASK_NODES_S
+) -> dict[str, dict[str, str]]:
     """Ask the nodes of the jobs that are not over for what the store does not have, all at once.
 
     Args:
@@ -121,7 +124,7 @@ def refresh(store: Store, records: Sequence[JobRecord], *, lost_too: bool = Fals
                 asked.append((record, unended(record, store.state(record), lost_too=True)))
             except NodeUnreachable as error:
                 problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
-    return {**problems, **catch_up(store, asked, ASK_NODES_S, logs=logs)}
+    return {**problems, **catch_up(store, asked, within_s, logs=logs)}
 
 
 def unended(record: JobRecord, state: JobState, *, lost_too: bool = False) -> tuple[Target, ...]:
@@ -145,14 +148,18 @@ def the_running_one(store: Store, name: str | None = None) -> JobRecord | None:
         return [record for record in store.jobs() if name in (None, record.name) and not record.state.is_final]
 
     refresh(store, running())
-    found = running()
-    if len(found) > 1:
-        named = ", ".join(f"{record.name} {record.job}" for record in found)
-        raise NoSuchJob(f"{len(found)} jobs are running: {named}", hint=f"say which one: dtrain stop {found[0].job}")
-    return found[0] if found else None
+    return the_one(running())
 
 
-def find(store: Store, wanted: str | None, *, logs: bool = False) -> tuple[JobRecord, dict[str, str]]:
+def the_one(running: Sequence[JobRecord]) -> JobRecord | None:
+    """Raises NoSuchJob: there are several."""
+    if len(running) > 1:
+        named = ", ".join(f"{record.name} {record.job}" for record in running)
+        raise NoSuchJob(f"{len(running)} jobs are running: {named}", hint=f"say which one: dtrain stop {running[0].job}")
+    return running[0] if running else None
+
+
+def find(store: Store, wanted: str | None, *, logs: bool = False, within_s: float = ASK_NODES_S) -> tuple[JobRecord, dict[str, str]]:
     """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
 
     Args:
@@ -162,7 +169,7 @@ def find(store: Store, wanted: str | None, *, logs: bool = False) -> tuple[JobRe
         NoSuchJob: there is none, or several.
     """
     record = store.find(wanted)
-    problems = refresh(store, [record], lost_too=True, logs=logs).get(record.job, {})
+    problems = refresh(store, [record], lost_too=True, logs=logs, within_s=within_s).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
 

@@ -16,6 +16,7 @@ from dtrain.reasons import is_port_in_use, reason_of
 if TYPE_CHECKING:  # a list of jobs needs no plan, which takes longer to load than the list takes
     from dtrain.plan import LaunchPlan
 
+STOP_CAUSES = ("ctrl-c", "stop")  # a person wanted it
 LAUNCHING_SIDE = ""  # node name under which the launching side's own events are kept
 
 
@@ -226,6 +227,8 @@ class JobState:
                 ended = State[event.outcome.upper()]
                 after = self._with_node(node, state=ended, survivors=event.survivors, has_ended=True)
                 after = after._with_ranks_over(node, ended)
+                if event.outcome == "stopped" and event.reason in STOP_CAUSES:  # as another machine was told
+                    after = replace(after, stop_cause=self.stop_cause or event.reason)
                 if event.outcome in ("failed", "lost") and event.reason != "worker-failed":
                     after = after._with_failure(_node_failure(node, event, self._on_first_clock(node, event.at)))
                 return after._with_end(event.at)

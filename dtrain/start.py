@@ -115,7 +115,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         in_order = node_commands(spec, plan, job)
         commands = {command.node: command for command in in_order}
         checkout = git.checkout()
-        store.add(
+        record = store.add(
             job,
             plan,
             spec.cluster,
@@ -130,10 +130,12 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}
         watches = _watches(spec.cluster, plan)
+        exported = record.exported()
         watched = _Stoppable(progress, store, job)
         try:
             prepared = on_all(
-                links, lambda node, link: _prepare(spec, plan, commands[node], link, snapshot, secrets, watches.get(node), watched)
+                links,
+                lambda node, link: _prepare(spec, plan, commands[node], link, snapshot, exported, secrets, watches.get(node), watched),
             )
             if spec.setup is not None:
                 _set_up(links, store, job, plan, progress)
@@ -228,6 +230,7 @@ def _prepare(
     command: NodeCommand,
     link: Link,
     snapshot: Snapshot | None,
+    record: bytes,
     secrets: dict[str, str],
     watch: wire.Watch | None,
     progress: _Stoppable,
@@ -253,7 +256,8 @@ def _prepare(
             watch=watch,
             setup=spec.setup,
             python=node.python,
-        )
+        ),
+        record,
     )
     assert isinstance(reply, wire.Prepared)
     return reply

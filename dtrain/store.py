@@ -15,13 +15,15 @@ import functools
 import getpass
 import json
 import os
+import re
 import secrets
 import socket
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load 
     from dtrain.spec import ClusterSpec
 
 JOB_FILE = "job.yaml"  # in a job's folder
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _BUSY_TIMEOUT_S = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -92,6 +95,28 @@ class JobRecord:
     plan_json: str
     cluster_json: str
     overrides: tuple[str, ...]  # of the command line: "--set trainer.epochs=3"
+
+    def exported(self) -> bytes:
+        """The job as it was launched, for its nodes to keep. It has no secrets; how the nodes are reached is each machine's own."""
+        kept = {**asdict(self), "workdir": str(self.workdir), "cluster_json": "", "state": State.PENDING.value, "exit_code": None}
+        return zlib.compress(json.dumps(kept).encode())
+
+    @classmethod
+    def imported(cls, exported: bytes) -> JobRecord:
+        """Raises ValueError: it is of another version of dtrain, or something else."""
+        try:
+            kept = json.loads(zlib.decompress(exported))
+            paths_and_states = {"workdir": Path(kept["workdir"]), "state": State.PENDING, "overrides": tuple(kept["overrides"])}
+            record = cls(**{**kept, **paths_and_states})
+            names = (record.job, *(node.name for node in record.plan.nodes))
+        except (zlib.error, KeyError, TypeError) as error:
+            raise ValueError(str(error)) from error
+        if not all(_SAFE_NAME.fullmatch(name) for name in names):  # they become folders here
+            raise ValueError(f"{names!r} are no names of dtrain's")
+        return record
+
+    def reached_by(self, cluster: ClusterSpec) -> JobRecord:
+        return replace(self, cluster_json=_clusters().dump_json(cluster).decode())
 
     @property
     def plan(self) -> LaunchPlan:
@@ -176,21 +201,49 @@ class Store:
         git_changed: bool | None = None,
         overrides: Sequence[str] = (),
         files: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> JobRecord:
         """Take a new job up. `files` are texts for its folder, by name."""
-        plan_json, cluster_json = _plans().dump_json(plan).decode(), _clusters().dump_json(cluster).decode()
+        record = JobRecord(
+            job,
+            plan.name,
+            time.time(),
+            this_user(),
+            workdir,
+            outputs,
+            git_commit,
+            git_changed,
+            workdir_hash,
+            State.PENDING,
+            None,
+            _plans().dump_json(plan).decode(),
+            _clusters().dump_json(cluster).decode(),
+            tuple(overrides),
+        )
         folder = self.folder(job)
-        where = (str(workdir), outputs, git_commit, workdir_hash)
-        row = (job, plan.name, time.time(), this_user(), *where, plan_json, cluster_json, State.PENDING.value, None)
         with self._writing():
-            self._db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._db.execute("INSERT INTO overrides VALUES (?, ?)", (job, json.dumps(overrides)))
-            self._db.execute("INSERT INTO summaries VALUES (?, ?, NULL, NULL, ?)", (job, plan.cluster_size, git_changed))
+            self._insert(record)
             self._db.execute("INSERT INTO launchers VALUES (?, ?, ?, ?)", (job, os.getpid(), _start_ticks(os.getpid()), _boot_id()))
         with self._writing():  # whoever sees the folder finds the job, even if this process is killed now
             folder.mkdir(mode=0o700, parents=True)
             for name, text in (files or {}).items():
                 _write_own(folder / name, text)
+        return record
+
+    def adopt(self, record: JobRecord) -> None:
+        """Take up a job that was launched elsewhere; of one that is here already only how its nodes are reached, if even that."""
+        with self._writing():
+            self._insert(replace(record, state=State.PENDING, exit_code=None))  # until its events say more
+            moved = "UPDATE jobs SET cluster = ? WHERE job = ? AND launched_by != ?"
+            self._db.execute(moved, (record.cluster_json, record.job, this_user()))
+
+    def _insert(self, record: JobRecord) -> None:
+        where = (str(record.workdir), record.outputs, record.git_commit, record.workdir_hash)
+        texts = (record.plan_json, record.cluster_json, record.state.value, record.exit_code)
+        row = (record.job, record.name, record.created_at, record.launched_by, *where, *texts)
+        self._db.execute("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("INSERT OR IGNORE INTO overrides VALUES (?, ?)", (record.job, json.dumps(record.overrides)))
+        summary = (record.job, record.plan.cluster_size, record.git_changed)
+        self._db.execute("INSERT OR IGNORE INTO summaries VALUES (?, ?, NULL, NULL, ?)", summary)
 
     def is_launcher_gone(self, job: str) -> bool:
         """Whether the process that launched a job from this machine has ended; False where that cannot be known."""
@@ -217,10 +270,10 @@ class Store:
         return JobSummary(*known, State(state), cluster_size, exit_code, started_at, ended_at)
 
     def find(self, wanted: str | None) -> JobRecord:
-        """The job with that id, else the newest of that name (a running one first), else the one whose id begins so; None: the newest.
+        """The job that `pick` finds; None: the newest.
 
         Raises:
-            NoSuchJob: there is none, or the prefix fits several.
+            NoSuchJob: there is none, or the start of an id fits several.
         """
         if wanted is None:
             newest = self.jobs(limit=1)
@@ -228,22 +281,9 @@ class Store:
                 raise NoSuchJob("no job was launched from here yet", hint="dtrain launch job.yaml")
             return newest[0]
         if not wanted.isprintable():  # nor can SQLite search for what is no text
-            raise NoSuchJob(f"no job has the id or name {wanted!r}", hint="dtrain status lists them")
-        by_id = [_record(row) for row in self._rows(f"{_SELECT} WHERE substr(job, 1, ?) = ?", len(wanted), wanted)] if wanted else []
-        exact = [record for record in by_id if record.job == wanted]
-        by_name = [_record(row) for row in self._rows(f"{_SELECT} WHERE name = ? ORDER BY created_at DESC", wanted)]
-        running = [record for record in by_name if not record.state.is_final]
-        if exact:
-            return exact[0]
-        if by_name:
-            return (running or by_name)[0]
-        if len(by_id) == 1:
-            return by_id[0]
-        if by_id:
-            raise NoSuchJob(
-                f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it"
-            )
-        raise NoSuchJob(f"no job has the id or name {wanted}", hint="dtrain status lists them")
+            return pick(wanted, [])
+        query = f"{_SELECT} WHERE substr(job, 1, ?) = ? OR name = ? ORDER BY created_at DESC"
+        return pick(wanted, [_record(row) for row in self._rows(query, len(wanted), wanted, wanted)])
 
     # ---- what the nodes say ----
 
@@ -358,6 +398,29 @@ class Store:
                 yield
         except (OSError, sqlite3.DatabaseError) as error:
             raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there") from error
+
+
+def pick(wanted: str, jobs: Sequence[JobRecord]) -> JobRecord:
+    """The job with that id, else the newest of that name (a running one first), else the one whose id begins so.
+
+    Args:
+        jobs: newest first.
+
+    Raises:
+        NoSuchJob: there is none, or the start of an id fits several.
+    """
+    exact = [record for record in jobs if record.job == wanted]
+    by_name = [record for record in jobs if record.name == wanted]
+    by_id = [record for record in jobs if wanted and record.job.startswith(wanted)]
+    running = [record for record in by_name if not record.state.is_final]
+    if found := exact or running or by_name:
+        return found[0]
+    if len(by_id) == 1:
+        return by_id[0]
+    if by_id:
+        raise NoSuchJob(f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it")
+    shown = wanted if wanted.isprintable() and wanted else repr(wanted)
+    raise NoSuchJob(f"no job has the id or name {shown}", hint="dtrain status lists them")
 
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"

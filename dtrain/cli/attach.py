@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from dtrain import api
+from dtrain.cli.on_cluster import cluster_option, taken_up
 from dtrain.errors import CTRL_C
 from dtrain.intake import Watcher
 from dtrain.node import wire
@@ -23,14 +24,15 @@ from dtrain.supervise import Supervisor
 
 @click.command("attach", epilog="Example: dtrain attach digits")
 @click.argument("job", required=False)
-def command(job: str | None) -> int:
+@cluster_option
+def command(job: str | None, cluster: Path | None) -> int:
     """Follow a JOB (default: the newest) as its launch does, from where its logs end on this machine.
 
     JOB is an id, the start of one, or a name. Ctrl-C leaves, and the job goes on. The exit code is the job's own, also where it
     has ended before.
     """
     store = Store.default()
-    record = store.find(job)  # the nodes are not asked first: what that brings would not be shown
+    record = store.find(taken_up(store, cluster, job))  # the nodes are not asked first: what that brings would not be shown
     if record.state.is_final:
         record, _ = api.find(store, record.job)  # where it was lost, its nodes may know better
     state = store.state(record)

@@ -19,7 +19,7 @@ from dtrain.launchers import plan_json
 from dtrain.plan import at_port, counted
 from dtrain.render import console
 from dtrain.render.commands import print_commands
-from dtrain.render.console import StatusLine
+from dtrain.render.console import StepLine
 from dtrain.render.findings import print_facts, print_finding
 from dtrain.render.plan import print_plan
 from dtrain.spec import JobSpec, Overrides, benchmark_job, is_cluster_file, load_job
@@ -51,7 +51,7 @@ def command(
     overrides = Overrides(cluster, nodes, exclude, settings)
     is_job = cluster is not None or not is_cluster_file(file)
     spec = load_job(file, overrides) if is_job else benchmark_job(file, AllreduceConfig(), overrides)
-    line = _Line()
+    line = StepLine()
     with line:
         checked = check(spec, line, state=Store.default().root, lease_s=api.LEASE_S, ignored={*ignore, *spec.preflight.ignore})
     if as_json:
@@ -80,17 +80,3 @@ def _as_data(spec: JobSpec, checked: Checked) -> dict[str, Any]:
     facts = {node: {**asdict(one.facts), "clock_offset_s": one.clock_offset_s} for node, one in checked.probed.items()}
     plan = None if checked.plan is None else json.loads(plan_json(spec, checked.plan, checked.commands))
     return {"schema_version": 1, "findings": findings, "facts": facts, "plan": plan}
-
-
-class _Line(StatusLine):
-    """Which step the check is at."""
-
-    def __init__(self) -> None:
-        self._text = Text("", "dim")
-        super().__init__(console.person(), self)
-
-    def __rich__(self) -> Text:
-        return self._text
-
-    def step(self, text: str) -> None:
-        self._text = Text(text, "dim")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain import api
+from dtrain.cli.on_cluster import cluster_option, taken_up
 from dtrain.plan import counted
 from dtrain.render import console
 from dtrain.render.progress import Transfer
@@ -20,16 +21,20 @@ from dtrain.sync import kept_back
 
 @click.command("fetch", epilog="Example: dtrain fetch digits --to results")
 @click.argument("job", required=False)
+@cluster_option
 @click.option("--node", help="Only what this node keeps.")
 @click.option(
     "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: outputs, or out, in the job's workdir."
 )
-def command(job: str | None, node: str | None, to: Path | None) -> None:
+def command(job: str | None, cluster: Path | None, node: str | None, to: Path | None) -> None:
     """Bring the outputs of a JOB (default: the newest) home, each node's into DIR/NODE.
 
     Outputs persist per job name; files that are here already are not sent again.
     """
-    record, _ = api.find(Store.default(), job)
+    store = Store.default()
+    record, _ = api.find(store, taken_up(store, cluster, job))
+    if to is None and not record.workdir.is_dir():
+        raise click.UsageError(f"the workdir of job {record.name} {record.job}, {record.workdir}, is not there: --to DIR says where")
     into = to if to is not None else record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
     out = console.person()
     out.print(f"job {record.name} {record.job}", soft_wrap=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from dtrain import api
+from dtrain.cli.on_cluster import cluster_option, taken_up
 from dtrain.errors import CTRL_C, NoSuchJob
 from dtrain.intake import Silent
 from dtrain.node import wire
@@ -50,15 +51,19 @@ class _Ranks(click.ParamType[_RankSet]):
 
 @click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --tail 20 --follow")
 @click.argument("job", required=False)
+@cluster_option
 @click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
 @click.option("--node", metavar="NODE", help="Only the ranks of this node.")
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank.")
 @click.option("--grep", metavar="TEXT", help="Only lines that hold this text, which is no pattern. With --tail: the last N of those.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
-def command(job: str | None, ranks: _RankSet | None, node: str | None, tail: int | None, grep: str | None, follow: bool) -> int:
+def command(
+    job: str | None, cluster: Path | None, ranks: _RankSet | None, node: str | None, tail: int | None, grep: str | None, follow: bool
+) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
-    record, problems = api.find(store, job, logs=True)
+    within_s = api.ASK_NODES_S if cluster is None else api.ALL_THEY_HAVE_S  # of which nothing is here yet
+    record, problems = api.find(store, taken_up(store, cluster, job), logs=True, within_s=within_s)
     streams = _streams(record, ranks, node)
     for name, problem in problems.items():
         console.person().print(f"{name} was not asked: {problem}", style="yellow", soft_wrap=True)

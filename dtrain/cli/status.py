@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from dtrain.cli.on_cluster import cluster_option, find_on, jobs_on
 from dtrain.render import console
 from dtrain.render.jobs import print_jobs
-from dtrain.store import JobRecord, Store
+from dtrain.store import JobSummary, Store
+
+if TYPE_CHECKING:
+    from dtrain.render.status import JobView
 
 _NEWEST = 50  # jobs in the list
 
 
 @click.command("status", epilog="Example: dtrain status digits --json")
 @click.argument("job", required=False)
+@cluster_option
 @click.option("--json", "json_wanted", is_flag=True, help="JSON on stdout, for scripts.")
-def command(job: str | None, json_wanted: bool) -> None:
+def command(job: str | None, cluster: Path | None, json_wanted: bool) -> None:
     """Show the newest jobs, or one JOB with its nodes and ranks.
 
     JOB is an id, the start of one, or a name. The nodes of jobs that are not over are asked.
     """
     store = Store.default()
-    if job is not None:
+    if cluster is not None:
+        _show_found(cluster, job, json_wanted)
+    elif job is not None:
         _show_one(store, job, json_wanted)
     elif json_wanted:
-        _refresh(store)
-        _print_json(store, store.jobs(limit=_NEWEST))
+        _show_json(store)
     else:
         _show_list(store)
 
@@ -45,6 +54,13 @@ def _show_list(store: Store) -> None:
             console.person().print(f"{job.job}: {', '.join(silent)} did not answer", style="yellow", soft_wrap=True)
 
 
+def _show_json(store: Store) -> None:
+    from dtrain.render.status import JobView
+
+    _refresh(store)
+    _print_json([JobView.of(store, record) for record in store.jobs(limit=_NEWEST)])
+
+
 def _refresh(store: Store) -> dict[str, dict[str, str]]:
     """By job that is not over, why each node that did not answer did not."""
     open_jobs = [job.job for job in store.summaries(_NEWEST) if not job.state.is_final]
@@ -61,12 +77,31 @@ def _show_one(store: Store, job: str, json_wanted: bool) -> None:
 
     record, problems = api.find(store, job)
     if json_wanted:
-        _print_json(store, [record])
+        _print_json([JobView.of(store, record)])
     else:
         print_job(console.result(), JobView.of(store, record), problems)
 
 
-def _print_json(store: Store, records: list[JobRecord]) -> None:
-    from dtrain.render.status import JobView, as_json
+def _show_found(cluster: Path, job: str | None, json_wanted: bool) -> None:
+    """What the nodes say, which goes into no store: to list jobs is not to have their logs."""
+    from dtrain.render.status import JobView, print_job
 
-    click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(JobView.of(store, record)) for record in records]}, indent=1))
+    found = jobs_on(cluster)
+    if job is not None or not found.jobs:
+        meant = find_on(cluster, found, job)
+        jobs = [each for each in found.jobs if each.record == meant]
+    else:
+        jobs = list(found.jobs)
+    views = [JobView(each.record, each.record.plan, each.state, {}, dict.fromkeys(each.seen, found.asked_at), None) for each in jobs]
+    if json_wanted:
+        _print_json(views)
+    elif job is not None:
+        print_job(console.result(), views[0], {node: why for node, why in found.silent.items() if node not in jobs[0].seen})
+    else:
+        print_jobs(console.result(), [JobSummary.of(each.record, each.state) for each in jobs])
+
+
+def _print_json(views: Sequence[JobView]) -> None:
+    from dtrain.render.status import as_json
+
+    click.echo(json.dumps({"schema_version": 1, "jobs": [as_json(view) for view in views]}, indent=1))

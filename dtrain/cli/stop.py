@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 from dtrain import api
+from dtrain.cli.on_cluster import cluster_option, taken_up_running
 from dtrain.errors import CTRL_C, NodeUnreachable, NoSpace, NoSuchJob
 from dtrain.render import console
 from dtrain.render.end import print_end, print_survivors
@@ -21,9 +23,10 @@ _SURVIVED = 1
 
 @click.command("stop", epilog="Example: dtrain stop digits --grace 5")
 @click.argument("job", required=False)
+@cluster_option
 @click.option("--grace", type=click.IntRange(0, 86400), metavar="S", help="Seconds from TERM to KILL. Default: the job's own.")
 @click.option("--force", is_flag=True, help="Stop it even if another user or machine launched it.")
-def command(job: str | None, grace: int | None, force: bool) -> int:
+def command(job: str | None, cluster: Path | None, grace: int | None, force: bool) -> int:
     """End a JOB on all its nodes, from any shell: TERM, grace, KILL, and a look at what is left.
 
     JOB is an id, the start of one, or a name; without it the one that runs. A second stop with a shorter grace shortens that
@@ -31,7 +34,7 @@ def command(job: str | None, grace: int | None, force: bool) -> int:
     """
     store = Store.default()
     out = console.person()
-    record = _meant(store, job)
+    record = _meant(store, taken_up_running(store, cluster, job))
     state = store.state(record)
     if state.state.is_final:
         out.print(f"job {record.name} {record.job} is over: {state.state.value}", soft_wrap=True)

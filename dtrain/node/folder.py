@@ -88,6 +88,13 @@ class NodeDir:
             return []
         return [self.job(*name.split(".", 1)) for name in sorted(names) if "." in name]
 
+    def folders(self, job: str) -> list[JobFolder]:
+        """Of a job, one for each node that this machine is."""
+        return [self.job(job, node) for node in names_in(os.path.join(self.jobs, job))]
+
+    def all_folders(self) -> list[JobFolder]:
+        return [folder for job in names_in(self.jobs) for folder in self.folders(job)]
+
     def running(self) -> tuple[str, ...]:
         """Ids of the jobs that run here."""
         return tuple(dict.fromkeys(folder.job for folder in self.unsettled() if folder.is_alive()))
@@ -125,6 +132,16 @@ class JobFolder:
     @property
     def _tree_name(self) -> str:
         return os.path.join(self.path, "tree-name")
+
+    @property
+    def node(self) -> str:
+        """By which name the job knows this node."""
+        return os.path.basename(self.path)
+
+    @property
+    def record(self) -> str:
+        """What the launching side keeps of the job."""
+        return os.path.join(self.path, "record")
 
     def stream(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -218,6 +235,13 @@ class JobFolder:
         with _ShortPath(self.path) as folder:
             connection.connect(f"{folder}/sock")
         return connection
+
+
+def names_in(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def root_of(configured: str) -> str:

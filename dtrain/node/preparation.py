@@ -27,10 +27,11 @@ class Refused(Exception):
         self.failed = failed
 
 
-def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port: Optional[socket.socket]) -> wire.Prepared:
+def prepare(order: wire.Prepare, record: bytes, about: wire.Open, trees: tree.Trees, held_port: Optional[socket.socket]) -> wire.Prepared:
     """Start guard and agent of a job.
 
     Args:
+        record: what the launching side keeps of the job.
         held_port: a port of the rendezvous; guard and agent keep it as long as they live.
 
     Raises:
@@ -53,6 +54,8 @@ def prepare(order: wire.Prepare, about: wire.Open, trees: tree.Trees, held_port:
             raise Refused(_runs_already(about)) from None
         try:
             _lay_out(order, folder, trees, _output_folder(about, node_dir))
+            with open(folder.record, "wb") as file:
+                file.write(record)
             watch_port, watch_fd = 0, -1
             port_fd = -1 if held_port is None else held_port.fileno()
             if order.watch is not None and order.watch.node == order.watch.first:

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from dtrain.node import tree
-from dtrain.node.folder import JobFolder, NodeDir
+from dtrain.node.folder import NodeDir, names_in
 
 NUM_KEPT = 20  # jobs
 
@@ -26,9 +26,9 @@ def prune(node_dir: NodeDir, kept_tree: str = "") -> None:
     try:
         for job in _old_jobs(node_dir.jobs):
             _take_away(node_dir, job)
-        for job in _names(node_dir.removed):
+        for job in names_in(node_dir.removed):
             tree.remove(os.path.join(node_dir.removed, job))
-        used = {folder.used_tree() for job in _names(node_dir.jobs) for folder in _folders(node_dir, job)}
+        used = {folder.used_tree() for job in names_in(node_dir.jobs) for folder in node_dir.folders(job)}
         node_dir.trees().collect(used | {kept_tree})
     finally:
         os.close(lock)
@@ -37,7 +37,7 @@ def prune(node_dir: NodeDir, kept_tree: str = "") -> None:
 def _old_jobs(jobs: str) -> list[str]:
     """All but the newest, by when their folders came."""
     came_at = {}
-    for job in _names(jobs):
+    for job in names_in(jobs):
         path = os.path.join(jobs, job)
         with contextlib.suppress(FileNotFoundError):  # somebody deletes it by hand
             if os.path.isdir(path):
@@ -48,7 +48,7 @@ def _old_jobs(jobs: str) -> list[str]:
 def _take_away(node_dir: NodeDir, job: str) -> None:
     """Out of the jobs in one step, unless it runs or has not said how it ended."""
     with contextlib.ExitStack() as held:
-        for folder in _folders(node_dir, job):
+        for folder in node_dir.folders(job):
             try:
                 held.callback(os.close, folder.lock())
             except OSError:  # its agent or guard has it
@@ -57,15 +57,3 @@ def _take_away(node_dir: NodeDir, job: str) -> None:
                 return
         os.makedirs(node_dir.removed, mode=0o700, exist_ok=True)
         os.rename(os.path.join(node_dir.jobs, job), os.path.join(node_dir.removed, job))
-
-
-def _folders(node_dir: NodeDir, job: str) -> list[JobFolder]:
-    """One for each node that this machine is."""
-    return [node_dir.job(job, node) for node in _names(os.path.join(node_dir.jobs, job))]
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -148,7 +148,7 @@ class _Session:
         elif isinstance(order, wire.PutBytes):
             self._put(payload)
         elif isinstance(order, wire.Prepare):
-            self._prepare(order)
+            self._prepare(order, payload)
         elif isinstance(order, wire.Setup):
             self._tell_agent(order)
             threading.Thread(target=self._relay_setup, daemon=True).start()
@@ -158,6 +158,11 @@ class _Session:
             self._follow(order)
         elif isinstance(order, wire.StillHere):
             return
+        elif isinstance(order, wire.ListJobs):
+            self._list_jobs()
+        elif isinstance(order, wire.GetRecord):
+            with open(self._node_dir.job(order.job, order.node).record, "rb") as file:
+                self._send(wire.RecordBytes(), file.read())
         elif isinstance(order, wire.ListOutputs):
             self._send(wire.OutputFiles(), tree.pack(tree.scan(self._output_dir)))
         elif isinstance(order, wire.GetOutputs):
@@ -264,13 +269,13 @@ class _Session:
                 self._give_up()
             self._reply(self._put_failed or wire.Done())
 
-    def _prepare(self, order: wire.Prepare) -> None:
+    def _prepare(self, order: wire.Prepare, kept: bytes) -> None:
         order = record.replace(order, environ=self._environ)
         if self._watch_port is not None:
             self._watch_port.close()  # the agent's listener takes it
             self._watch_port = None
         try:
-            prepared = preparation.prepare(order, self._about, self._trees, self._held_port)
+            prepared = preparation.prepare(order, kept, self._about, self._trees, self._held_port)
         except OSError:  # of a full disk above all
             self._give_up()
             raise
@@ -327,6 +332,15 @@ class _Session:
         if known:
             follower.send_all()
         self._reply(wire.CaughtUp(alive, known))
+
+    def _list_jobs(self) -> None:
+        """Without those of which nobody could say more, as of an older dtrain."""
+        for folder in self._node_dir.all_folders():
+            if os.path.exists(folder.record):
+                alive = folder.is_alive()  # before reading: what an ended job wrote is complete
+                with contextlib.suppress(FileNotFoundError), open(folder.stream(wire.EVENTS), "rb") as file:
+                    self._send(wire.JobHere(folder.job, folder.node, alive), file.read())
+        self._reply(wire.Done())
 
     def _send_file(self, path: str) -> None:
         try:

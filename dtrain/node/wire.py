@@ -157,7 +157,10 @@ class Watch(Message):
 
 @dataclass(frozen=True)
 class Prepare(Message):
-    """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Setup and Commit."""
+    """Everything that a node needs to run its part of a job; answered with Prepared. Nothing runs before Setup and Commit.
+
+    The payload is what the launching side keeps of the job, for other machines to find it by; GetRecord brings it back.
+    """
 
     launcher_argv: tuple[str, ...]  # empty: the launcher is a daemon of mpirun, which StartDaemon brings
     launcher_env: dict[str, str]
@@ -230,6 +233,19 @@ class Follow(Message):
     offsets: dict[str, int]
     once: bool  # stop at the present end and say CaughtUp
     logs: bool = True  # False: no logs before those of a node that has ended
+
+
+@dataclass(frozen=True)
+class ListJobs(Message):
+    """Asks for the jobs that the node knows: for each a JobHere, then Done."""
+
+
+@dataclass(frozen=True)
+class GetRecord(Message):
+    """Asks for what the launching side keeps of one of them: RecordBytes."""
+
+    job: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -408,6 +424,20 @@ class CaughtUp(Message):
 
     alive: bool  # the job's agent or guard is there
     known: bool  # the node has a folder of this job
+
+
+@dataclass(frozen=True)
+class JobHere(Message):
+    """A job of which the node has a folder, with the events that are in it as payload."""
+
+    job: str
+    node: str  # by which name the job knows this node
+    alive: bool  # its agent or guard is there
+
+
+@dataclass(frozen=True)
+class RecordBytes(Message):
+    """With what came with Prepare as payload."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 from typing_extensions import Self
 
 _PLAIN_WIDTH = 80
@@ -47,6 +48,20 @@ class StatusLine:
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
+
+
+class StepLine(StatusLine):
+    """Which step a command is at."""
+
+    def __init__(self) -> None:
+        self._text = Text("", "dim")
+        super().__init__(person(), self)
+
+    def __rich__(self) -> Text:
+        return self._text
+
+    def step(self, text: str) -> None:
+        self._text = Text(text, "dim")
 
 
 def harmless(line: str) -> str:

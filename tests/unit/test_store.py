@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,28 @@ def test_a_summary_says_what_the_events_add_up_to(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "state/store.db")) as db, db:
             db.execute(older)
         assert store.summaries(2)[1] == summary
+
+
+def test_a_job_goes_to_another_machine_and_is_the_same_there(tmp_path: Path) -> None:
+    store, other = Store(tmp_path / "state"), Store(tmp_path / "other")
+    record = _add(store, tmp_path, "aa11", "train", overrides=("--set 'env.A=ü'",))
+    exported = replace(record, launched_by="ana@laptop").exported()
+    copy = JobRecord.imported(exported)
+    assert (copy.cluster_json, copy.launched_by, copy.plan) == ("", "ana@laptop", record.plan)
+    other.adopt(copy.reached_by(record.cluster))
+    assert other.find("train") == replace(record, launched_by="ana@laptop")
+    moved = replace(record.cluster, dir="/scratch")
+    other.adopt(copy.reached_by(moved))
+    assert other.find("train").cluster == moved
+    store.adopt(record.reached_by(moved))  # it was launched from there, and how it is reached is known better
+    assert store.find("train") == record
+
+
+def test_what_would_lie_elsewhere_on_this_machine_is_no_job(tmp_path: Path) -> None:
+    record = _add(Store(tmp_path / "state"), tmp_path, "aa11", "train")
+    for exported in (replace(record, job="../../aa11").exported(), zlib.compress(b"{}"), zlib.compress(b"[]"), b"", b"\0"):
+        with pytest.raises(ValueError):
+            JobRecord.imported(exported)
 
 
 # The tables as the first versions made them, and what those write and read.

@@ -1,0 +1,85 @@
+"""--cluster FILE: the jobs that a cluster's nodes know, whichever machine launched them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dtrain.errors import NoSuchJob
+from dtrain.render import console
+from dtrain.store import JobRecord, Store, pick
+
+if TYPE_CHECKING:  # `status` loads no more than it needs
+    from dtrain.discovery import Discovered
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def cluster_option(command: _F) -> _F:
+    return click.option(
+        "--cluster", type=click.Path(path_type=Path), metavar="FILE",
+        help="A job that the nodes of this cluster know, whichever machine launched it.",
+    )(command)  # fmt: skip
+
+
+def jobs_on(cluster: Path) -> Discovered:
+    """What the nodes of a cluster know, with a word on those that do not answer.
+
+    Raises:
+        SpecError: the file is no cluster file.
+        DtrainError: no node could be asked.
+    """
+    from dtrain.discovery import discover
+    from dtrain.spec import load_cluster
+
+    spec = load_cluster(cluster)
+    line = console.StepLine()
+    with line:
+        found = discover(spec, line.step)
+    for text in (*found.silent.values(), *found.left_out):
+        console.person().print(text, style="yellow", soft_wrap=True)
+    return found
+
+
+def find_on(cluster: Path, found: Discovered, job: str | None) -> JobRecord:
+    """The job that is meant among those; None: the newest. Raises NoSuchJob."""
+    records = [each.record for each in found.jobs]
+    if not records:
+        raise NoSuchJob(f"the nodes of {cluster} know no job", hint="each keeps the newest 20 that ran on it")
+    return records[0] if job is None else pick(job, records)
+
+
+def taken_up(store: Store, cluster: Path | None, job: str | None) -> str | None:
+    """The id of the job that is meant, which the store has from now on as if it had been launched from here; what was typed where
+    no cluster is named.
+
+    Raises:
+        NoSuchJob: the nodes know none such.
+    """
+    if cluster is None:
+        return job
+    record = find_on(cluster, jobs_on(cluster), job)
+    store.adopt(record)
+    return record.job
+
+
+def taken_up_running(store: Store, cluster: Path | None, job: str | None) -> str | None:
+    """The same where a guess could end the wrong job.
+
+    Raises:
+        NoSuchJob: several run that could be meant, or none.
+    """
+    if cluster is None:
+        return job
+    from dtrain import api
+
+    found = jobs_on(cluster)
+    record = api.the_one([each.record for each in found.jobs if not each.state.state.is_final and job in (None, each.record.name)])
+    if record is None and job is None and found.jobs:
+        raise NoSuchJob(f"no job is running on the nodes of {cluster}", hint=f"dtrain status --cluster {cluster} lists those that ran")
+    record = record or find_on(cluster, found, job)
+    store.adopt(record)
+    return record.job

@@ -1,0 +1,96 @@
+"""Jobs looked after from a machine that did not launch them, and has only ssh and the cluster file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Result, Workspace
+from tests.lan import Lan
+
+pytestmark = pytest.mark.net
+
+SHORT = """
+import os
+rank = os.environ["NODE_RANK"]
+print("hello of", rank, flush=True)
+open(os.path.join(os.environ["DTRAIN_OUTPUT_DIR"], "result"), "w").write(rank)
+"""
+
+
+def at(workspace: Workspace) -> dict[str, str]:
+    """As another user on another machine, whose store knows nothing."""
+    return {"XDG_STATE_HOME": str(workspace.root / "elsewhere"), "LOGNAME": "eva"}
+
+
+def elsewhere(workspace: Workspace, *args: str | Path) -> Result:
+    return workspace.dtrain(*args, env=at(workspace))
+
+
+@pytest.mark.root
+def test_the_nodes_know_their_jobs(lan: Lan, workspace: Workspace) -> None:
+    on_lan = ("--cluster", "lan.yaml")
+    nobody = elsewhere(workspace, "logs", *on_lan)
+    assert nobody.code == 66 and "the nodes of lan.yaml know no job" in nobody.err
+    workspace.write("short.py", SHORT)
+    workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    short = workspace.write("short.yaml", "name: short\nlauncher: none\nscript: short.py\ncluster: lan.yaml\nsecrets: [TOKEN]\ngrace: 1\n")
+    assert workspace.dtrain("launch", short, "--nodes", "n1,n2", env={"TOKEN": "s3cr3t"}).code == 0
+    long = workspace.write("long.yaml", "name: long\nlauncher: none\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n")
+    launched = workspace.dtrain("launch", long, "--detach")
+    assert launched.code == 0, launched.err
+    job = launched.out.strip()
+    kept = [path for node in lan.nodes for path in node.root.glob("var/tmp/dtrain-0/jobs/*/*/record")]
+    assert len(kept) == 5 and not any(b"s3cr3t" in zlib.decompress(path.read_bytes()) for path in kept)
+
+    listed = elsewhere(workspace, "status", *on_lan)
+    rows = [line.split()[1:4] for line in listed.out.splitlines()]
+    assert rows == [["name", "state", "size"], ["long", "RUNNING", "3"], ["short", "SUCCEEDED", "2"]], listed.out + listed.err
+    assert "--nodes n1,n2" in listed.out and listed.out.count("@") == 2
+    assert elsewhere(workspace, "status").err == "no job was launched from here yet\n"  # a look takes nothing up
+    told = json.loads(elsewhere(workspace, "status", "short", *on_lan, "--json").out)["jobs"][0]
+    ranks = [rank["exit_code"] for node in told["nodes"] for rank in node["ranks"]]
+    assert (told["exit_code"], told["overrides"], ranks) == (0, ["--nodes n1,n2"], [0, 0])
+
+    logs = elsewhere(workspace, "logs", "short", *on_lan)
+    assert logs.out == "[0] hello of 0\n[1] hello of 1\n", logs.err
+    assert elsewhere(workspace, "fetch", "short", *on_lan, "--to", "got").code == 0
+    assert [(workspace.workdir / "got" / node / "result").read_text() for node in ("n1", "n2")] == ["0", "1"]
+    ended = elsewhere(workspace, "attach", "short", *on_lan)
+    assert ended.code == 0 and "SUCCEEDED" in ended.err, ended.err
+    log = workspace.root / "attach.log"
+    attached = workspace.start("attach", "long", *on_lan, env=at(workspace), log=log)
+    workspace.until(lambda: log.read_text().count("ready") == 3, "the lines of the running job")
+    refused = elsewhere(workspace, "stop", *on_lan)
+    assert refused.code == 2 and "was launched by " in refused.err and "--force" in refused.err
+    stopped = elsewhere(workspace, "stop", *on_lan, "--force")
+    assert stopped.code == 0 and f"job long {job} STOPPED" in stopped.err, stopped.err
+    assert attached.wait(timeout=30) == 143
+    assert workspace.status("long")["state"] == "STOPPED"
+    idle = elsewhere(workspace, "stop", *on_lan)
+    assert idle.code == 66 and "no job is running on the nodes of lan.yaml" in idle.err
+
+    with lan.cut(lan.nodes[2]):
+        rest = elsewhere(workspace, "status", *on_lan)
+    assert rest.code == 0 and "n3: " in rest.err and "short" in rest.out
+    part = elsewhere(workspace, "status", "--cluster", workspace.write("two.yaml", lan.cluster("n1, n2")))
+    assert f"job {job} is left out: it has nodes that the cluster file does not name: n3" in part.err
+    assert [line.split()[1] for line in part.out.splitlines()] == ["name", "short"]
+
+
+def test_who_follows_from_elsewhere_is_not_the_launcher(workspace: Workspace) -> None:
+    """A lease ends though somebody looks on."""
+    job = workspace.waiting_job("leased")
+    cluster = workspace.write("here.yaml", f"instances: 2\ngpus_per_instance: 1\ndevice: cpu\ndir: {workspace.nodes}\n")
+    launch = workspace.start("launch", job, "--lease", "5")
+    workspace.until(lambda: workspace.printed("ready") == 2, "the workers to run")
+    launch.send_signal(signal.SIGKILL)
+    launch.communicate()
+    followed = elsewhere(workspace, "logs", "--cluster", cluster, "--follow")
+    assert followed.code == 0 and sorted(followed.out.splitlines()) == ["[0] ready", "[1] ready"], followed.err
+    assert "STOPPED" in followed.err
+    assert workspace.leftovers() == {}
