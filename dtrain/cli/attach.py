@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 import click

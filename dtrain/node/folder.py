@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import socket
 import stat
 import struct
@@ -153,7 +152,7 @@ class JobFolder:
             logs = sorted(os.listdir(os.path.join(self.path, "logs")))
         except FileNotFoundError:
             logs = []
-        return names + [f"logs/{log}" for log in logs if re.fullmatch(r"[a-z0-9]+\.log", log)]
+        return names + [f"logs/{log}" for log in logs if wire.LOG.fullmatch(log)]
 
     def unsettle(self) -> None:
         """Mark the job as begun, so that the next session finds it if everything of it is killed."""

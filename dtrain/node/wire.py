@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import functools
 import json
+import re
 import struct
 import typing
 from typing import Any, Callable, ClassVar, Optional, Union
@@ -25,6 +26,7 @@ SETUP_LOG = "logs/setup.log"
 SAY_S = 10.0  # each end of a connection says that it is there at least so often
 HEAR_S = 30  # and takes it for cut when it has heard nothing for so long
 CHUNK_BYTES = 256 * 1024  # largest payload of one frame
+LOG = re.compile(r"[a-z0-9]+\.log")  # in logs/
 
 _MARK = b"\0dt\x01"
 _HEAD = struct.Struct("!III")  # length of the message, length of the payload, CRC-32 of both
@@ -648,9 +650,16 @@ def from_json(text: Union[str, bytes]) -> Message:
     try:
         values = json.loads(text)
         message: Message = _build(Message.types[values.pop("type")], values)
+        if isinstance(message, StreamBytes) and not _is_stream(message.stream):  # it becomes a file on the launching machine
+            raise ValueError(f"no stream of a job: {message.stream!r}")
         return message
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a dtrain message: {text[:200]!r}") from error
+
+
+def _is_stream(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return name in (EVENTS, METRICS) or (folder == "logs" and LOG.fullmatch(file) is not None)
 
 
 def _build(cls: type, values: dict[str, Any]) -> Any:

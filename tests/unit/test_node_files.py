@@ -63,6 +63,14 @@ def test_a_message_survives_its_way() -> None:
         wire.from_json('{"type": "Nothing"}')
 
 
+@pytest.mark.parametrize("name", ["logs/../../../.bashrc", "/etc/passwd", "logs/", "logs/rank0.log/x", "plan.json", "logs/rank0.log\n"])
+def test_what_a_node_sends_becomes_no_other_file_than_a_log(name: str) -> None:
+    with pytest.raises(ValueError, match="no stream of a job"):
+        wire.from_json(wire.to_json(wire.StreamBytes(name, 0)))
+    for good in (wire.rank_log(12), wire.SETUP_LOG, wire.LAUNCHER_LOG, wire.EVENTS, wire.METRICS):
+        assert wire.from_json(wire.to_json(wire.StreamBytes(good, 0))) == wire.StreamBytes(good, 0)
+
+
 def test_an_event_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
     """As on a disk that was full for a moment."""
     folder = JobFolder(str(tmp_path))
