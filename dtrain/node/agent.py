@@ -104,8 +104,13 @@ class Agent:
         procs.become_subreaper()
         me = procs.look(os.getpid())
         assert me is not None
-        self._event(wire.AgentStarted(time.time(), me.pid, me.start_ticks, procs.boot_id()))
-        os.write(1, b"listening\n")
+        try:
+            self._folder.append_event(wire.AgentStarted(time.time(), me.pid, me.start_ticks, procs.boot_id()))
+        except OSError as error:
+            self._folder.settled()
+            os.write(1, f"{error.errno}\n".encode())
+            return
+        os.write(1, b"0\n")
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
             os.dup2(null, fd)

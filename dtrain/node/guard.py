@@ -18,7 +18,7 @@ _OF_A_LOGIN = ("SSH_CLIENT", "SSH2_CLIENT")  # where it has them, bash reads a p
 
 
 def main(argv: list[str]) -> int:
-    """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout says that the agent listens.
+    """Run a job on this node: Prepare comes as a frame on stdin; one line on stdout is 0 once the agent listens, or the disk's errno.
 
     Args:
         argv: the job folder, the descriptor of the socket on which the agent is to hear other nodes' agents, or -1, that of the
@@ -39,8 +39,14 @@ def main(argv: list[str]) -> int:
         os.environ.pop(name, None)
     watch_listener = None if watch_fd < 0 else socket.socket(fileno=watch_fd)
     held_port = None if port_fd < 0 else socket.socket(fileno=port_fd)
-    inherited = agent.Inherited(folder.listen(), watch_listener, held_port, tuple(gpu_locks))
-    folder.unsettle()
+    try:
+        listener = folder.listen()
+        folder.unsettle()
+    except OSError as error:
+        folder.settled()
+        os.write(1, f"{error.errno}\n".encode())
+        return 1
+    inherited = agent.Inherited(listener, watch_listener, held_port, tuple(gpu_locks))
     procs.become_subreaper()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # a job ends by its orders; SIG_IGN would be inherited by the user's process

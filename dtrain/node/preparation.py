@@ -62,12 +62,14 @@ def prepare(order: wire.Prepare, record: bytes, about: wire.Open, trees: tree.Tr
                 watch_listener = held.enter_context(_watch_listener(order.watch))
                 watch_port, watch_fd = watch_listener.getsockname()[1], watch_listener.fileno()
         except BaseException:
-            tree.remove(folder.path)  # of a full disk above all
-            with contextlib.suppress(OSError):  # another node of the job is this machine too
-                os.rmdir(os.path.dirname(folder.path))
+            _remove(folder)
             raise
         kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, port_fd) if fd >= 0)]
-        pid = _start_guard(order, folder, [str(watch_fd), str(port_fd), *map(str, gpu_locks)], kept)
+        try:
+            pid = _start_guard(order, folder, [str(watch_fd), str(port_fd), *map(str, gpu_locks)], kept)
+        except OSError:
+            _remove(folder)
+            raise
     return wire.Prepared(pid, watch_port)
 
 
@@ -124,8 +126,19 @@ def _watch_listener(watch: wire.Watch) -> socket.socket:
         raise Refused(no_port(error, watch.ports, is_second=True)) from error
 
 
+def _remove(folder: JobFolder) -> None:
+    """Make room on a full disk above all."""
+    tree.remove(folder.path)
+    with contextlib.suppress(OSError):  # another node of the job is this machine too
+        os.rmdir(os.path.dirname(folder.path))
+
+
 def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str], kept: list[int]) -> int:
-    """Process id of the guard, once its agent listens."""
+    """Process id of the guard, once its agent listens.
+
+    Raises:
+        OSError: the disk has no room for what they write first.
+    """
     with open(folder.stream("logs/agent.log"), "ab") as log:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", BUNDLE, "guard", folder.path, *descriptors],
@@ -140,9 +153,12 @@ def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str],
     guard.stdin.write(wire.frame(order))
     guard.stdin.close()
     ready, _, _ = select.select([guard.stdout], [], [], _START_TIMEOUT_S)
-    if not ready or not guard.stdout.readline():
+    said = guard.stdout.readline() if ready else b""
+    if not said:
         raise Refused(wire.Failed("setup", f"the agent did not start; see {folder.stream('logs/agent.log')}"))
     guard.returncode = 0  # it outlives this process; nobody here waits for it
+    if int(said):
+        raise OSError(int(said), os.strerror(int(said)), folder.path)
     return guard.pid
 
 

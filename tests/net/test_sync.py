@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import PreflightFailed
+from dtrain.errors import NoSpace, PreflightFailed
 from dtrain.link import Link, Target
 from dtrain.node import wire
 from dtrain.spec import Instance
@@ -108,6 +108,20 @@ def test_a_file_that_changes_while_it_is_sent_is_named(workspace: Workspace, cha
         assert failed.value.hint == "name it in .dtrainignore, or launch again"
     with session(workspace) as link:
         assert "big" not in [entry.path for entry in scan(workspace).entries] or send(link, scan(workspace)) > 0
+
+
+def test_a_disk_without_room_for_a_jobs_first_event_is_named(workspace: Workspace) -> None:
+    """After all else has found its place; and what of the job is there goes."""
+    folder = workspace.nodes / "jobs/j0b/node0"
+    folder.mkdir(parents=True)
+    (folder / wire.EVENTS).symlink_to("/dev/full")
+    order = wire.Prepare(
+        launcher_argv=("true",), launcher_env={}, worker_argv=("true",), worker_env={}, secrets={}, num_workers=1, gpus=(),
+        tree=None, workdir="/", outputs="out", grace_s=0.0, lease_s=None, mpi=None, watch=None,
+    )  # fmt: skip
+    with session(workspace) as link, pytest.raises(NoSpace, match=f"^node0: No space left on device: {folder}\nhint: make room there"):
+        link.ask(order)
+    assert not folder.exists()
 
 
 def test_too_large_a_workdir_is_told_before_anything_connects(workspace: Workspace) -> None:
