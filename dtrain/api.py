@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import random
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.catchup import catch_up
-from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSuchJob, PreflightFailed
+from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
 from dtrain.findings import Finding
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
@@ -208,6 +209,9 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
             try:
                 return fetch_outputs(link, into / target.node, functools.partial(moved, target.node))
             except (OSError, ValueError) as error:  # of our own disk; ValueError: a link there leads elsewhere
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    no_room = f"{into / target.node}: the outputs cannot be written: {error.strerror}"
+                    raise NoSpace(no_room, hint="make room there, or name another folder with --to") from error
                 raise PreflightFailed(
                     f"{into / target.node}: the outputs cannot be written: {error}", hint="name another folder with --to"
                 ) from error

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from dtrain.node import wire
 from dtrain.spec import Instance
 from dtrain.sync import Snapshot, fetch_outputs, scan_workdir, send_tree
 from tests.cluster import Workspace
+from tests.lan import why_not
 from tests.ssh import Sshd
 
 pytestmark = pytest.mark.net
@@ -288,6 +290,20 @@ def test_a_fetch_brings_what_it_can_and_names_the_rest(workspace: Workspace) -> 
     assert result.code == 78 and result.err.startswith(f"node1: 1 file in {into}/node1, 1 of them new\nerror: ")
     assert "node0: the outputs cannot be written: " in result.err.partition("\n")[2]
     assert (into / "node1/kept").read_text() == "x"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_outputs_that_do_not_fit_on_this_machine_are_no_bug(workspace: Workspace) -> None:
+    job = workspace.job("name: keeps\nlauncher: none\ncommand: head -c 200000 /dev/zero >out/large\n", instances=1)
+    assert workspace.dtrain("launch", job).code == 0
+    into = workspace.root / "home/out"
+    into.mkdir()
+    on_small_disk = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$1" && shift && exec "$@"', "sh", into)
+    fetch = (sys.executable, "-m", "dtrain", "fetch", "keeps", "--to", into)
+    ran = subprocess.run((*on_small_disk, *fetch), cwd=workspace.workdir, env=workspace.env, capture_output=True, text=True, timeout=120)
+    said = f"error: {into}/node0: the outputs cannot be written: No space left on device\nhint: make room there, or name another"
+    assert ran.returncode == 73 and said in ran.stderr, ran.stderr
 
 
 def test_ctrl_c_ends_a_fetch_and_leaves_no_half_file(workspace: Workspace) -> None:
