@@ -20,6 +20,8 @@ REASONS: Mapping[str, Reason] = {
     "exit-code": Reason("no exception and no signal ended it: its last lines may say why it chose this code"),
     "import-error": Reason("install the module for that node's python, or name another one with python: in the cluster file"),
     "not-found": Reason("the command is not on that node: look at command:, python: and PATH"),
+    "too-long": Reason("args, env and secrets are together more than that node's system takes, often 2 MB: put what is long into a file"),
+    "workdir-gone": Reason("see what removes it on that node, such as the job's setup"),
     "out-of-memory": Reason("use a smaller batch or fewer DataLoader workers, or give the node more memory"),
     "cuda-out-of-memory": Reason("use a smaller batch, more micro-batches or more pipeline stages; nvidia-smi shows who else holds memory"),
     "no-space": Reason("make room on that node (df -h), or move dir: or outputs: to a larger disk"),
@@ -44,7 +46,9 @@ REASONS: Mapping[str, Reason] = {
     "never-committed": Reason("start the job again", "it was prepared and never told to start"),
     "lease-over": Reason("a longer --lease lets it run on", "its launcher was silent for longer than the lease"),
 }
-_MESSAGES = (  # of an exception; the first that matches
+_MESSAGES = (  # of an exception, or of worker.py; the first that matches
+    ("too-long", r"^dtrain: cannot start .*Argument list too long"),
+    ("workdir-gone", r"^dtrain: cannot enter the working directory"),
     ("import-error", r"^(ModuleNotFoundError|ImportError)\b"),
     ("cuda-out-of-memory", r"^torch\.(cuda\.)?OutOfMemoryError\b|CUDA out of memory|Cuda failure 'out of memory'"),
     ("out-of-memory", r"^\S*MemoryError\b|Cannot allocate memory|std::bad_alloc"),

@@ -572,7 +572,7 @@ class WorkerEnded(Message):
     local_rank: int
     exit_code: int  # 128+n for signal n
     signal: Optional[int]
-    traceback: str  # the one that ended it, or the text of a C++ abort, from its own output; "" without one
+    traceback: str  # the one that ended it, the text of a C++ abort, or why it could not be started, from its output; "" without one
     symptom: bool  # ended because of another worker's end or our own stop; never a root cause
     failed_first: bool = False  # its own exception was out before anybody told it to end
     memory: Optional[MemoryFinding] = None  # only where nobody told it to end, and lack of memory may have ended it

@@ -43,15 +43,23 @@ def main(argv: list[str]) -> int:
 
     log.open(folder.stream(wire.rank_log(rank)))
     kernel = oom.Witness(order.oom_score)
-    user = _start(order, place.environ, log.fd)
-    code = 127
-    if user is not None:
+    environ = {**place.environ, **order.env}
+    user: Optional[subprocess.Popen[bytes]] = None
+    why, code = "", 127
+    try:
+        user = _start(order, environ, log.fd)
+    except OSError as error:
+        why = _not_started(order, environ, error)
+        os.write(log.fd, f"{why}\n".encode())
+    else:
         agent.sendall(wire.frame(wire.WorkerStarted(time.time(), rank, local_rank, user.pid)))
         status = user.wait()
         code = status if status >= 0 else 128 - status
     number = code - 128 if user is not None and user.returncode < 0 else None
     ended = _ended(rank, local_rank, code, number, log)
-    if user is not None and not ended.symptom and not log.is_told_to_end:
+    if user is None:
+        ended = replace(ended, traceback=why)
+    elif not ended.symptom and not log.is_told_to_end:
         ended = replace(ended, memory=kernel.asked(user.pid, code, number, ended.traceback))
     agent.sendall(wire.frame(ended))
     os._exit(code)  # Python's own end lets go of our signal handlers, and mpirun never ends once TERM has killed a worker.py
@@ -85,25 +93,32 @@ def place_of(launcher: str, environ: Mapping[str, str]) -> Place:
     return Place(int(kept["RANK"]), int(kept["LOCAL_RANK"]), kept)
 
 
-def _start(order: wire.WorkerOrder, environ: Mapping[str, str], log: int) -> Optional[subprocess.Popen[bytes]]:
+def _start(order: wire.WorkerOrder, environ: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     def in_child() -> None:
         procs.die_with_parent()
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(order.oom_score))
 
-    try:
-        return subprocess.Popen(
-            order.argv,
-            cwd=order.cwd,
-            env={**environ, **order.env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=in_child,
-        )
-    except OSError as error:
-        os.write(log, f"dtrain: cannot start {order.argv[0]}: {error.strerror}\n".encode())
-        return None
+    return subprocess.Popen(
+        order.argv,
+        cwd=order.cwd,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        preexec_fn=in_child,
+    )
+
+
+def _not_started(order: wire.WorkerOrder, environ: Mapping[str, str], error: OSError) -> str:
+    """One line, by which reasons.py tells the causes apart."""
+    if error.filename == order.cwd:
+        return f"dtrain: cannot enter the working directory {order.cwd}: {error.strerror}"
+    why = f"dtrain: cannot start {order.argv[0]}: {error.strerror}"
+    if error.errno != errno.E2BIG:
+        return why
+    size_bytes = sum(len(os.fsencode(text)) for text in (*order.argv, *environ, *environ.values()))
+    return f"{why}: {size_bytes:,} bytes of arguments and variables"
 
 
 class _Log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,18 @@ subprocess.Popen("sleep 601 & disown", shell=True, executable="/bin/bash")
 print("ready", flush=True)
 while True: time.sleep(0.1)
 """
+
+
+def test_a_command_that_the_system_refuses_is_not_taken_for_a_missing_one(workspace: Workspace) -> None:
+    wide = "".join(f"  WIDE{i}: {'x' * 120_000}\n" for i in range(30))
+    result = workspace.dtrain("launch", workspace.job(f"launcher: none\ncommand: 'true'\nenv:\n{wide}", instances=1))
+    assert (result.code, workspace.status()["first_failure"]["reason"]) == (127, "too-long"), result.err
+    assert re.search(r"^  dtrain: cannot start bash: Argument list too long: 3,6.* bytes of arguments and variables$", result.err, re.M)
+    gone = workspace.job('launcher: none\ncommand: "true"\nsetup: cd .. && rm -r tree\n', instances=1)
+    result = workspace.dtrain("launch", gone)
+    assert (result.code, workspace.status()["first_failure"]["reason"]) == (127, "workdir-gone"), result.err
+    assert re.search(r"^  dtrain: cannot enter the working directory /.*/tree: No such file or directory$", result.err, re.M)
+    assert "hint: see what removes it on that node, such as the job's setup" in result.err
 
 
 def test_ctrl_c_ends_even_what_ignores_term(workspace: Workspace) -> None:
