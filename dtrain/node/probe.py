@@ -133,8 +133,11 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
         version = tuple(map(int, told.version.split(".")))
     except (ValueError, TypeError, AttributeError):
         words = complained.strip() or said.strip()
-        why = words.rpartition("\n")[2][-300:] if words else f"it ended with exit code {asked.returncode}"
-        raise _no_python(f"{path} does not run as a Python: {why}") from None
+        lines = words.splitlines() or [f"it ended with exit code {asked.returncode}"]
+        why = next((line for line in lines if line.startswith("Fatal Python error")), lines[-1])[-300:]  # its stack comes after it
+        home = environ.get("PYTHONHOME")
+        hint = f"unset PYTHONHOME, in which it looks for its own library: {home}" if home else None
+        raise _no_python(f"{path} does not run as a Python: {why}", hint) from None
     if version < _OLDEST:
         raise _no_python(f"{path} is Python {told.version}, and the workers need {_OLDEST[0]}.{_OLDEST[1]} or newer")
     return told

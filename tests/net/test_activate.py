@@ -97,13 +97,16 @@ def test_conda_behind_a_start_up_file_that_returns_early(workspace: Workspace, s
 def test_a_python_that_cannot_run_the_workers_is_named_with_what_was_tried(workspace: Workspace) -> None:
     old = workspace.root / "old/bin/python3"
     old.parent.mkdir(parents=True)
-    old.write_text('#!/bin/sh\necho \'["3.6.8", "", "", ""]\'\n')
+    old.write_text('#!/bin/sh\nprintf "3.6.8\\t\\t\\t\\n"\n')
     old.chmod(0o700)
     result = workspace.dtrain("launch", job(workspace, {"activate": f"export PATH={old.parent}:/bin"}))
     assert result.code == 78 and f"node0: {old} is Python 3.6.8, and the workers need 3.9 or newer" in result.err, result.err
     old.write_text("#!/bin/sh\necho 'cannot open libpython' >&2\nexit 127\n")
     result = workspace.dtrain("launch", job(workspace, {"python": str(old)}))
     assert result.code == 78 and f"node0: {old} does not run as a Python: cannot open libpython" in result.err, result.err
+    result = workspace.dtrain("launch", job(workspace, {"activate": "export PYTHONHOME=/nonexistent"}))
+    assert result.code == 78 and " does not run as a Python: Fatal Python error: init" in result.err, result.err
+    assert "hint: unset PYTHONHOME, in which it looks for its own library: /nonexistent\n" in result.err
     result = workspace.dtrain("launch", job(workspace, {"instances": 2, "activate": "export PATH=/nowhere:/else", "python": "python9"}))
     assert result.code == 78, result.err
     assert all(f"node{i}: there is no python9 on its PATH, /nowhere:/else" in result.err for i in range(2))
