@@ -116,18 +116,23 @@ def _ask_python(python: str, environ: Mapping[str, str]) -> _Python:
     path = shutil.which(os.path.expanduser(python), path=searched)
     if path is None:
         _refuse_folder(python)
+        if os.path.isfile(os.path.expanduser(python)):
+            raise _no_python(f"{python} may not be executed")
         raise _no_python(f"there is no Python at {python}" if "/" in python else f"there is no {python} on its PATH, {searched}")
-    asked = subprocess.Popen(
-        [path, "-c", _ASK_PYTHON],
-        cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environ,
-        start_new_session=True,  # a wrapper that hangs is ended with what it started
-    )  # fmt: skip
+    try:
+        asked = subprocess.Popen(
+            [path, "-c", _ASK_PYTHON],
+            cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environ,
+            start_new_session=True,  # a wrapper that hangs is ended with what it started
+        )  # fmt: skip
+    except OSError as error:  # the interpreter that its first line names is not there
+        raise _no_python(f"{path} does not run as a Python: {error.strerror}") from None
     try:
         said, complained = asked.communicate(timeout=_PYTHON_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(asked.pid, signal.SIGKILL)
         asked.communicate()
-        raise ValueError(f"{path} did not answer within {_PYTHON_TIMEOUT_S:g} s") from None
+        raise _no_python(f"{path} does not run as a Python: no answer within {_PYTHON_TIMEOUT_S:g} s") from None
     try:
         told = _Python(path, *said.rstrip("\n").rpartition("\n")[2].split("\t"))  # a wrapper may print before it
         version = tuple(map(int, told.version.split(".")))

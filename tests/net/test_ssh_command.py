@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import NodeUnreachable
+from dtrain.errors import NodeUnreachable, PreflightFailed
 from dtrain.link import LOGIN_S
 from dtrain.node.wire import MAGIC
 from dtrain.spec.cluster import SshOptions
@@ -42,7 +43,9 @@ needs_sshd = pytest.mark.skipif(SSHD is None, reason="not installed: sshd")
 
 def _run(shell: str, python: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     stdin = python.encode() + b"\n" + PROGRAM.hex().encode() + b"\n" + b"what follows"
-    return subprocess.run((shell, "-c", COMMAND), input=stdin, capture_output=True, timeout=30.0, check=False, env=env)
+    ran = subprocess.run((shell, "-c", COMMAND), input=stdin, capture_output=True, timeout=30.0, check=False, env=env)
+    ran.stdout = re.sub(rb"^(dtrain [0-9]+ tries /.*\n)+", b"", ran.stdout)
+    return ran
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -106,6 +109,30 @@ def test_start_up_files_that_let_nothing_run_are_told_with_what_they_printed(wor
             assert f"{node}: no Python could be started there: " in said and "choose one" in said
             assert ("no answer within 4 s" in said) == is_silent, said
             assert ("does a start-up file" if is_silent else "its login shell must run commands") in said.partition("hint: ")[2], said
+
+
+BROKEN = {
+    "no program": ("", 0o600, "ermission denied"),
+    "no interpreter": ("#!/nowhere/python\n", 0o700, "not found"),
+    "a wrapper that ends": ("#!/bin/sh\nprintf '%02000d\nno licence\n' 0\nexit 3\n", 0o700, "no licence"),
+    "a silent one": ("#!/bin/sh\nexit 3\n", 0o700, "it ended without a word"),
+    "a wrapper that hangs": ("#!/bin/sh\necho waiting\nsleep 1000\n", 0o700, "no answer within 4 s; it said: waiting"),
+}
+
+
+@needs_sshd
+def test_a_python_that_does_not_run_is_named_and_ended(workspace: Workspace, sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays, which the workspace sees to."""
+    monkeypatch.setenv("HOME", str(workspace.root / "home"))
+    resolve.cache_clear()
+    for name, (text, mode, said) in BROKEN.items():
+        python = workspace.root / "python"
+        python.unlink(missing_ok=True)
+        python.write_text(text)
+        python.chmod(mode)
+        with pytest.raises(PreflightFailed, match=f"^box: {python} does not run as a Python: ") as refused:
+            SshTransport("box", "box", SshOptions(), str(python)).open(4.0)
+        assert said in refused.value.message and refused.value.finding == "python-missing", (name, refused.value)
 
 
 @contextmanager

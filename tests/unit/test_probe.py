@@ -8,13 +8,14 @@ import pytest
 
 from dtrain.node import probe
 from dtrain.node.folder import NodeDir
+from dtrain.node.preparation import Refused
 from dtrain.node.wire import NodeFacts, Probe
 
 
-def said(tmp_path: Path) -> NodeFacts:
+def said(tmp_path: Path, python: str = sys.executable) -> NodeFacts:
     """By a Python that finds first what lies in tmp_path."""
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-    return probe.facts(Probe(sys.executable, mpi=False), environ, NodeDir(str(tmp_path)), (), bundle="", job_folder="", output_dir="")
+    return probe.facts(Probe(python, mpi=False), environ, NodeDir(str(tmp_path)), (), bundle="", job_folder="", output_dir="")
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,21 @@ def test_torch_says_its_versions_without_being_imported(
         (tmp_path / folder).mkdir()
     facts = said(tmp_path)
     assert (facts.torch_version, facts.cuda_version, facts.nccl_version) == versions
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("", 0o600, "may not be executed"),
+        ("#!/nowhere/python\n", 0o700, "does not run as a Python: No such file or directory"),
+        ("#!/bin/sh\nsleep 1000\n", 0o700, "does not run as a Python: no answer within 0.3 s"),
+    ],
+)
+def test_a_python_that_does_not_run_is_told(text: str, mode: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_PYTHON_TIMEOUT_S", 0.3)
+    python = tmp_path / "python"
+    python.write_text(text)
+    python.chmod(mode)
+    with pytest.raises(Refused) as refused:
+        said(tmp_path, str(python))
+    assert (refused.value.failed.finding, refused.value.failed.text) == ("python-missing", f"{python} {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import paramiko
 
-from dtrain.errors import DtrainError, NodeUnreachable
+from dtrain.errors import DtrainError, NodeUnreachable, PreflightFailed
 from dtrain.node.wire import HEAR_S
 from dtrain.spec.cluster import SshOptions
 from dtrain.transport import OLD_PYTHON, STAGE0, Channel, await_magic, shown_noise
@@ -19,14 +20,21 @@ from dtrain.transport.ssh.connection import FAULTS, Connection, left_s, log_in, 
 from dtrain.transport.ssh.keys import ask_passphrases
 
 # The same for every node and job, so there is nothing to quote and nothing to see in `ps`. The first line of stdin names
-# the Python to try first. No single quote, backslash, ! or line end inside: bash, dash, zsh, fish and tcsh pass it on as it is.
+# the Python to try first; each is named before it is tried. No single quote, backslash, ! or line end inside: bash, dash,
+# zsh, fish and tcsh pass it on as it is.
 COMMAND = (
     '/bin/sh -c \'IFS= read -r p; for p in "$p" python3 /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python'
     " python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do"
     ' p=$(command -v "$p" 2>/dev/null) && [ -f "$p" ] || continue;'  # a folder of that name is none
+    ' echo "dtrain $$ tries $p";'
     f' "$p" -I -S -c "{STAGE0}"; r=$?; [ $r = {OLD_PYTHON} ] || exit $r;'
     " done; echo no Python of version 3.9 or newer was found; exit 127'"
 )
+
+_TRIED = re.compile(rb"^dtrain ([0-9]+) tries (/.*)\n", re.MULTILINE)
+# Ends what hangs, with the process group of that shell: without a terminal, sshd leaves it when the connection ends.
+_END = "/bin/sh -c 'read -r pid name state parent group rest </proc/{}/stat && kill -KILL -$group'"
+_END_S = 2.0
 
 _STDERR_BYTES = 64 * 1024
 
@@ -71,6 +79,9 @@ class SshTransport:
             raise type(error)(f"{self._node}: {error.message}", hint=error.hint) from error
         try:
             return _start(connection, self._python, until_s, within_s)
+        except PreflightFailed as error:
+            connection.close()
+            raise PreflightFailed(f"{self._node}: {error.message}", hint=error.hint, finding=error.finding) from error
         except (*FAULTS, NodeUnreachable) as error:
             connection.close()
             hint = error.hint if isinstance(error, NodeUnreachable) else None
@@ -108,27 +119,55 @@ def _start(connection: Connection, python: str, until_s: float, within_s: float)
     channel.exec_command(COMMAND)
     channel.sendall(python.encode() + b"\n")
     seen = bytearray()
+    shell = tried = b""
 
     def read(size: int) -> bytes:
+        nonlocal shell, tried
         channel.settimeout(left_s(until_s))
-        return channel.recv(size)
+        part = channel.recv(size)
+        for found in _TRIED.finditer(seen + part):
+            shell, tried = found.groups()
+        return part
 
     try:
         await_magic(read, seen)
     except TimeoutError as error:
-        said = shown_noise(seen)
-        raise NodeUnreachable(
-            f"no answer within {within_s:g} s" + (f"; it said: {said}" if said else ""),
-            hint="does a start-up file of the login shell there read its input, or run something else?",
-        ) from error
+        if shell:
+            _end(connection, shell)
+        raise _no_python(tried, seen, f"no answer within {within_s:g} s") from error
     except NodeUnreachable as error:
-        raise NodeUnreachable(error.message, hint=_hint(error.message)) from error
+        if channel.closed and not channel.eof_received:
+            raise NodeUnreachable("the connection broke") from error
+        raise _no_python(tried, seen) from error
     channel.set_combine_stderr(False)
     channel.settimeout(HEAR_S)
     return _SshChannel(connection, channel)
 
 
-def _hint(said: str) -> str:
-    if "no Python of version" in said:
-        return "install Python 3.9 or newer there, or name one with python: in the cluster file"
-    return "its login shell must run commands: try ssh HOST /bin/sh -c true"
+def _end(connection: Connection, shell: bytes) -> None:
+    with contextlib.suppress(*FAULTS):  # it takes one session only, or is gone: nothing more can be done from here
+        channel = connection.open_session(timeout=_END_S)
+        channel.settimeout(_END_S)
+        channel.exec_command(_END.format(shell.decode()))
+        channel.recv(1)
+
+
+def _no_python(tried: bytes, seen: bytearray, silence: str = "") -> DtrainError:
+    """Why none speaks: that which was tried last does not, or the login shell has not come so far.
+
+    Args:
+        seen: the last of what was printed.
+        silence: how long it was waited for one that has not ended.
+    """
+    *_, last = _TRIED.split(seen)
+    said = shown_noise(bytearray(last))
+    if said.startswith("no Python of version"):
+        hint = "install Python 3.9 or newer there, or name one with python: in the cluster file"
+        return PreflightFailed(said, hint=hint, finding="python-missing")
+    words = "; it said: ".join(filter(None, (silence, said))) or "it ended without a word"
+    if tried:
+        problem = f"{tried.decode(errors='replace')} does not run as a Python: {words}"
+        return PreflightFailed(problem, hint="set python: in the cluster file to one that has torch", finding="python-missing")
+    if silence:
+        return NodeUnreachable(words, hint="does a start-up file of the login shell there read its input, or run something else?")
+    return NodeUnreachable(words, hint="its login shell must run commands: try ssh HOST /bin/sh -c true")
