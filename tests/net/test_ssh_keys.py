@@ -350,6 +350,18 @@ def test_what_finds_a_dead_peer_is_set(sshd: Sshd, home: Path) -> None:
         connection.close()
 
 
+def test_a_node_that_takes_nothing_is_waited_for_once(sshd: Sshd, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its session is frozen: what is told it next, such as to stop, waits for nothing more."""
+    monkeypatch.setattr("dtrain.transport.ssh.HEAR_S", 0.5)
+    channel = _open()
+    until_hung_up = b"import select; hung_up = select.poll(); hung_up.register(1, 0); hung_up.poll()"
+    channel.write(until_hung_up.hex().encode() + b"\n")
+    with pytest.raises(TimeoutError):
+        channel.write(bytes(64 << 20))
+    with pytest.raises(OSError, match="closed"):
+        channel.write(b"stop")
+
+
 def test_a_port_without_ssh(sshd: Sshd, home: Path) -> None:
     write_user_files(home, sshd.user_key, [replace(sshd.host(), port=free_port())])
     with pytest.raises(NodeUnreachable, match=r"box: 127.0.0.1 port \d+: connection refused"):

@@ -100,6 +100,9 @@ class _SshChannel:
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
+        except TimeoutError:
+            self.close()  # a part of it was sent, so that nothing behind it could be understood
+            raise
         except (EOFError, paramiko.SSHException) as error:
             raise BrokenPipeError("the connection is gone") from error
 
