@@ -102,7 +102,8 @@ class Link:
             with self._writing:
                 self._channel.write(wire.frame(order, payload))
         except (OSError, ValueError) as error:  # ValueError: closed by us
-            raise NodeUnreachable(f"{self.node}: the connection is gone", hint=_LOOK) from error
+            why = str(error) if isinstance(error, OSError) and error.errno is None else "the connection is gone"
+            raise NodeUnreachable(f"{self.node}: {why}", hint=_LOOK) from error
 
     def receive(self) -> tuple[wire.Message, bytes] | None:
         """Next message and payload; None when the session has ended.

@@ -32,14 +32,14 @@ class Channel(Protocol):
         """Up to `size` bytes; b"" when the other side has ended.
 
         Raises:
-            OSError: nothing came for too long.
+            OSError: nothing came for too long, or the connection broke; without an errno, its text says so.
         """
 
     def write(self, data: bytes) -> None:
         """All of it.
 
         Raises:
-            OSError: the other side has ended.
+            OSError: the other side has ended; without an errno, its text says more.
         """
 
     def stderr(self) -> str:

@@ -93,18 +93,25 @@ class _SshChannel:
         self._connection = connection
         self._channel = channel
         self._complaint = b""
+        self._is_closed = False
 
     def read(self, size: int) -> bytes:
-        return self._channel.recv(size)
+        try:
+            part = self._channel.recv(size)
+        except TimeoutError as error:
+            raise TimeoutError(f"it has said nothing for {HEAR_S:g} s") from error
+        if not part and not self._channel.eof_received and not self._is_closed:
+            raise ConnectionResetError(self._connection.what_broke())
+        return part
 
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except TimeoutError:
+        except TimeoutError as error:
             self.close()  # a part of it was sent, so that nothing behind it could be understood
-            raise
-        except (EOFError, paramiko.SSHException) as error:
-            raise BrokenPipeError("the connection is gone") from error
+            raise TimeoutError(f"it has taken nothing for {HEAR_S:g} s") from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise BrokenPipeError("the connection is gone" if self._is_closed else self._connection.what_broke()) from error
 
     def stderr(self) -> str:
         while self._channel.recv_stderr_ready() and len(self._complaint) < _STDERR_BYTES:
@@ -112,6 +119,7 @@ class _SshChannel:
         return self._complaint.decode(errors="replace").strip()
 
     def close(self) -> None:
+        self._is_closed = True
         self._connection.close()
 
 
@@ -140,7 +148,7 @@ def _start(connection: Connection, python: str, until_s: float, within_s: float)
         raise _no_python(tried, seen, f"no answer within {within_s:g} s") from error
     except NodeUnreachable as error:
         if channel.closed and not channel.eof_received:
-            raise NodeUnreachable("the connection broke") from error
+            raise NodeUnreachable(connection.what_broke()) from error
         raise _no_python(tried, seen) from error
     channel.set_combine_stderr(False)
     channel.settimeout(HEAR_S)

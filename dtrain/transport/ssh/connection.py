@@ -31,6 +31,7 @@ _CONNECT_S = 10.0
 _NEXT_ADDRESS_S = 2.0  # for an address of a name that has others
 _KEEPALIVE_S = 10
 _UNACKNOWLEDGED_S = 15.0  # of what was sent into a cut link, at most _KEEPALIVE_S after the cut; the kernel's own limit is 15 minutes
+_ENDING_S = 0.2  # a connection ends its streams just before it says that it has ended
 _MOST_PAUSE_S = 2.0  # between two tries at a server that hangs up before it says anything; shorter ones only keep it busy
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")  # the fastest first
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
@@ -49,6 +50,7 @@ class Connection(paramiko.Transport):
 
     Args:
         sock: connected to the server.
+        jump: the bastion through which it is.
         key_types: of host keys, in order of preference.
         until_s: of the handshake, by time.monotonic().
     """
@@ -61,12 +63,22 @@ class Connection(paramiko.Transport):
     _preferred_kex = _KEX + _SLOW_KEX
     _kex_info = {**paramiko.Transport._kex_info, _CURVE: KexCurve25519}  # type: ignore[attr-defined]  # noqa: RUF012
 
-    def __init__(self, sock: Any, key_types: tuple[str, ...], until_s: float) -> None:
+    def __init__(self, sock: Any, jump: str | None, key_types: tuple[str, ...], until_s: float) -> None:
         super().__init__(sock)
+        self._jump = jump
         self._preferred_keys = key_types
         self.banner_timeout = min(_CONNECT_S, left_s(until_s))
         self.handshake_timeout = left_s(until_s)
         self.offered: dict[str, list[str]] = {}  # by the server: names of algorithms, by paramiko's name of their kind
+
+    def what_broke(self) -> str:
+        """Once it has ended by itself: it alone, or the bastion's that it is in."""
+        if isinstance(self.sock, paramiko.Channel):
+            bastion = self.sock.get_transport()
+            bastion.join(_ENDING_S)
+            if not bastion.is_active():
+                return f"the connection to the bastion {self._jump} broke"
+        return "the connection broke"
 
     def _really_parse_kex_init(self, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
         self.offered = super()._really_parse_kex_init(*args, **kwargs)  # type: ignore[misc]
@@ -120,7 +132,7 @@ def _handshake(route: Route, options: SshOptions, key_types: tuple[str, ...], un
     attempt = 0
     while True:
         began = time.monotonic()
-        connection = Connection(_connect(route, options, until_s), key_types, until_s)
+        connection = Connection(_connect(route, options, until_s), route.proxy_jump, key_types, until_s)
         try:
             connection.start_client(timeout=left_s(until_s))
             if not connection.initial_kex_done:  # it returns without a word when the time is over
