@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -56,6 +57,11 @@ class Result:
 def _as_from_a_terminal() -> None:
     """The commands that a script's shell starts in the background, such as these tests, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def num_ranks(word: str, said: str) -> int:
+    """How many have printed it, some of them as one on a terminal."""
+    return sum(int(number or 1) for number in re.findall(rf"\[(?:(\d+) ranks)?[^\[\]\n]*\] {word}", said))
 
 
 class Terminal:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import time
 
 import pytest
 
-from tests.cluster import Terminal, Workspace
+from tests.cluster import Terminal, Workspace, num_ranks
 from tests.lan import DIR, Lan
 
 pytestmark = pytest.mark.net
@@ -72,15 +71,10 @@ def events(workspace: Workspace, node: str) -> str:
 KEY = b"\x1c"  # Ctrl-\
 
 
-def num_ready(said: str) -> int:
-    """How many ranks have printed it, some of them as one on a terminal."""
-    return sum(int(number or 1) for number in re.findall(r"\[(?:(\d+) ranks)?[^\[\]\n]*\] ready", said))
-
-
 @pytest.mark.parametrize("how", ["key", "hang-up"])
 def test_a_launch_is_left_and_its_job_needs_it_no_more(workspace: Workspace, how: str) -> None:
     launch = workspace.on_terminal("launch", workspace.waiting_job("left"), "--lease", "2")
-    workspace.until(lambda: num_ready(launch.said()) == 2 and "(Ctrl-\\ detaches)" in launch.said(), "the workers")
+    workspace.until(lambda: num_ranks("ready", launch.said()) == 2 and "(Ctrl-\\ detaches)" in launch.said(), "the workers")
     job = workspace.status()["job"]
     if how == "key":
         launch.type(KEY)
@@ -117,7 +111,7 @@ def test_a_terminal_that_closes_before_the_job_runs(workspace: Workspace) -> Non
 
 def test_ctrl_c_on_a_terminal_stops_the_job(workspace: Workspace) -> None:
     launch = workspace.on_terminal("launch", workspace.waiting_job("stopped"))
-    workspace.until(lambda: num_ready(launch.said()) == 2, "the workers")
+    workspace.until(lambda: num_ranks("ready", launch.said()) == 2, "the workers")
     launch.type(b"\x03")
     assert launch.ended() == 130, launch.said()
     launch.hang_up()
@@ -128,7 +122,7 @@ def run_on_lan(lan: Lan, workspace: Workspace, lease_s: int) -> Terminal:
     workspace.write("sleep.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     text = "name: far\nlauncher: none\nscript: sleep.py\ncluster: lan.yaml\ngrace: 1\n"
     launch = workspace.on_terminal("launch", workspace.write("job.yaml", text), "--lease", str(lease_s))
-    workspace.until(lambda: num_ready(launch.said()) == 3, "the workers")
+    workspace.until(lambda: num_ranks("ready", launch.said()) == 3, "the workers")
     return launch
 
 

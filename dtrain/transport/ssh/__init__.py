@@ -128,7 +128,8 @@ def _start(connection: Connection, python: str, until_s: float, within_s: float)
     channel.settimeout(left_s(until_s))
     channel.set_combine_stderr(True)  # what a start-up file says on stderr is noise too, and must not fill the window
     channel.exec_command(COMMAND)
-    channel.sendall(python.encode() + b"\n")
+    with contextlib.suppress(OSError):  # what ran there has ended already; what it said is still to be read
+        channel.sendall(python.encode() + b"\n")
     seen = bytearray()
     shell = tried = b""
 
