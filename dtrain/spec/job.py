@@ -368,8 +368,10 @@ def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen:
 
 def _below(path: Path, workdir: Path) -> Path:
     """An absolute path as one from workdir, be that named through a link or not; any other as it is."""
+    if not path.is_absolute():
+        return path  # nor is the current folder looked at, which may have been removed
     for whole, top in ((path, workdir), (Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(workdir)))):
-        if path.is_absolute() and whole.is_relative_to(top):
+        if whole.is_relative_to(top):
             return whole.relative_to(top)
     return path
 

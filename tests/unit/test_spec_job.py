@@ -168,6 +168,14 @@ def test_a_script_is_found_by_its_real_path_behind_a_linked_folder(tmp_path: Pat
     assert load_job(Path("link/job.yaml"), environ={}).run == Script("main.py", ())
 
 
+def test_a_job_is_read_from_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("job.yaml").write_text("script: train.py\n")
+    Path("gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    assert load_job(tmp_path / "job.yaml", environ={}).run == Script("train.py", ())
+
+
 def test_a_script_named_like_an_option_is_not_taken_for_one() -> None:
     Path("-c.py").touch()
     assert job("script: -c.py").run == Script("./-c.py", ())
