@@ -35,12 +35,15 @@ def print_words(console: Console, words: Sequence[str], *, broken: str = "") -> 
     Args:
         broken: stands at the end of a line that goes on in the next one.
     """
-    lines, line = [], " "
+    most = console.width - cell_len(broken)  # asked of the terminal once: there may be a million words
+    lines, line, width = [], " ", 1
     for word in words:
-        if cell_len(f"{line} {word}{broken}") > console.width and line.strip():
+        of_word = 1 + cell_len(word)
+        if width + of_word > most and line.strip():
             lines.append(line + broken)
-            line = "   "
+            line, width = "   ", 3
         line += " " + word
+        width += of_word
     for each in (*lines, line):
         text = Text(each.rstrip(" "))
         text.highlight_regex(_OPEN, "yellow")

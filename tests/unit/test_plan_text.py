@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dtrain.plan import make_plan
 from dtrain.render.commands import print_commands
 from dtrain.render.plan import print_plan
 from dtrain.render.ranges import collapsed
+from dtrain.render.shell import print_words
 from dtrain.spec import load_job
 
 THREE = "{instances: [n1, n2, n3], gpus_per_instance: 2, device: cpu, python: /opt/py/bin/python}"
@@ -262,3 +264,12 @@ def test_the_interpreter_and_the_lines_for_bash_of_each_node(tmp_path: Path) -> 
 
 def test_a_text_of_the_user_is_none_of_ours(tmp_path: Path) -> None:
     assert "\n  A='<port>'\n" in text_of(tmp_path, "script: train.py\nenv: {A: <port>}")
+
+
+def test_a_million_words_are_printed_in_seconds() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    begin_s = time.process_time()
+    print_words(console, ["a"] * 1_000_000)
+    assert time.process_time() - begin_s < 10  # asked for its width at each word, the console takes a minute
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "  a" + " a" * 48 and lines[1] == "    a" + " a" * 47 and sum(line.count("a") for line in lines) == 1_000_000
