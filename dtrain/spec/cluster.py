@@ -17,7 +17,7 @@ from pydantic import Field
 from dtrain.errors import MOST_MISTAKES
 from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import MAX_HOSTS, expand
-from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, typed
+from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, path_mistakes, typed
 
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 Device: TypeAlias = Literal["auto", "cuda", "cpu"]
@@ -238,6 +238,7 @@ def _instances(file: ClusterFile, at: Place, ssh: SshOptions, folder: Path) -> t
 def _only(instances: tuple[Instance, ...], texts: Sequence[str], at: Place) -> tuple[tuple[Instance, ...], list[Mistake]]:
     there = {instance.name for instance in instances}
     wanted: set[str] = set()
+    num_named = 0
     for index, text in enumerate(texts):
         try:
             names = expand(text)
@@ -248,6 +249,9 @@ def _only(instances: tuple[Instance, ...], texts: Sequence[str], at: Place) -> t
             hint = nearest(unknown[0], there) or "name instances as they stand above; those that this machine plays are node0, node1, ..."
             return instances, [Mistake((*at, index), f"the cluster has no node {typed(unknown[0])}", hint)]
         wanted |= {*names}
+        num_named += len(names)
+        if num_named > MAX_HOSTS:
+            return instances, [Mistake((*at, index), f"with this item {named(at)} has more than {MAX_HOSTS} names", "write each once")]
     if not wanted:
         return instances, [Mistake(at, f"{named(at)} is empty", "name some of the instances, or leave it out")]
     return tuple(instance for instance in instances if instance.name in wanted), []
@@ -419,6 +423,8 @@ def _is_bastion(text: str) -> bool:
 
 
 def _identity_mistakes(text: str, at: Place, folder: Path, *, guess: bool) -> list[Mistake]:
+    if too_long := path_mistakes(text, at):
+        return too_long
     path = _identity_path(text, folder)
     name = f"the identity file {typed(text)}"
     try:

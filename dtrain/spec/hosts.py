@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 MAX_HOSTS = 4096
+_MAX_NAME = 100  # characters
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
@@ -21,6 +22,8 @@ def expand(text: str) -> tuple[str, ...]:
     pieces = _RANGE.split(text)  # text, range, text, range, ..., text
     if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
         raise ValueError("has a bracket without its partner", "a range is written like trn[01-16].lab")
+    if len(pieces) > 1 and sum(map(len, pieces[::2])) + len(pieces) // 2 > _MAX_NAME:
+        raise ValueError("is too long for a host's name", f"a host is at most {_MAX_NAME} letters, digits, '.', '_' and '-'")
     hosts = [pieces[0]]
     for numbers, tail in zip(pieces[1::2], pieces[2::2], strict=True):
         expanded = _numbers(numbers, at_most=MAX_HOSTS // len(hosts))

@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.bench.config import AllreduceConfig
-from dtrain.errors import InFile, InOption
+from dtrain.errors import MOST_MISTAKES, InFile, InOption
 from dtrain.findings import KINDS, WARNABLE
 from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
 from dtrain.spec.environment import argument_mistakes, env_of, secrets_mistakes
-from dtrain.spec.mistake import Mistake, Place, is_text, misspelt, nearest_file, not_there, typed
+from dtrain.spec.mistake import MOST_PATH_BYTES, Mistake, Place, is_text, misspelt, nearest_file, not_there, path_mistakes, typed
 from dtrain.spec.modules import missing_main
 from dtrain.spec.trainer import trainer_mistakes
 from dtrain.trainers.config import TrainerConfig
@@ -224,7 +224,7 @@ def _ignored_mistakes(names: Sequence[str]) -> list[Mistake]:
         if name not in WARNABLE and name in KINDS:
             mistakes.append(Mistake(at, f"{name} cannot be passed over: with it no job can run", KINDS[name].cure))
         elif name not in WARNABLE:
-            close = difflib.get_close_matches(name, WARNABLE, n=1)
+            close = difflib.get_close_matches(name, WARNABLE, n=1) if len(mistakes) < MOST_MISTAKES else []
             hint = f"did you mean '{close[0]}'?" if close else f"one of {', '.join(sorted(WARNABLE))}"
             mistakes.append(Mistake(at, f"no finding {typed(name)} can be passed over", hint))
     return mistakes
@@ -243,6 +243,8 @@ def _name_mistakes(name: str) -> list[Mistake]:
 
 def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
     at = ("workdir",)
+    if too_long := path_mistakes(file.workdir, at):
+        return Path(file.workdir[: MOST_PATH_BYTES + 1]), too_long  # nothing is there either
     if not file.sync:
         workdir = Path(file.workdir)
         if workdir.is_absolute():
@@ -265,6 +267,8 @@ def _workdir(file: JobFile, around: Around) -> tuple[Path, list[Mistake]]:
 
 def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[Mistake]:
     text = file.outputs
+    if too_long := path_mistakes(text, ("outputs",)):
+        return too_long
     path = PurePosixPath(text)
     if not file.sync and document.given("outputs") and not path.is_absolute():
         hint = "write an absolute path, or leave it out; workers find the folder in $DTRAIN_OUTPUT_DIR"
@@ -273,18 +277,29 @@ def _outputs_mistakes(file: JobFile, document: Document, workdir: Path) -> list[
     if file.sync and str(path) == str(workdir):
         return [Mistake(("outputs",), f"outputs {typed(text)} is workdir itself", "name a folder of its own, such as out")]
     if path.name and ".." not in path.parts and not text.startswith("~"):
-        above = [workdir / part for part in path.parents if part.parts]
         if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts):
             return [Mistake(("outputs",), f"outputs {typed(text)} is longer than a file's name may be", "such as out")]
         if path.is_absolute():
             return []  # on the nodes, which say what is wrong with it
-        if any(map(os.path.islink, above)) or any(map(os.path.isfile, (workdir / path, *above))):
+        if _is_behind_a_file(path, workdir):
             return [
                 Mistake(("outputs",), f"outputs {typed(text)} is or lies behind a file or a link in workdir", "name a folder of its own")
             ]
         return []
     problem = f"outputs {typed(text)} is neither a folder inside workdir nor an absolute path"
     return [Mistake(("outputs",), problem, "write a path without '..', such as out, or /scratch/runs on the nodes")]
+
+
+def _is_behind_a_file(path: PurePosixPath, workdir: Path) -> bool:
+    """Whether a folder of workdir cannot be made, or would lie elsewhere."""
+    here = str(workdir)
+    for part in path.parts[:-1]:
+        here = os.path.join(here, part)
+        if os.path.islink(here) or os.path.isfile(here):
+            return True
+        if not os.path.exists(here):
+            return False
+    return os.path.isfile(os.path.join(here, path.name))
 
 
 def _args(file: JobFile) -> tuple[tuple[str, ...], list[Mistake]]:
@@ -341,6 +356,8 @@ _EXAMPLES = {
 def _script(file: JobFile, text: str, workdir: Path, around: Around, *, is_seen: bool) -> tuple[str, list[Mistake]]:
     """The script as the nodes find it, and what is wrong; a workdir that is only on the nodes cannot be looked into."""
     at = ("script",)
+    if too_long := path_mistakes(text, at):
+        return text, too_long
     relative = _below(Path(text), workdir) if file.sync else Path(text)
     path = f"./{relative}" if str(relative).startswith("-") else str(relative)  # Python would take it for an option
     if not text.strip():

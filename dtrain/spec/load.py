@@ -16,7 +16,7 @@ from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import SAFE_NAME, ClusterFile, ClusterSpec, cluster_spec, this_machine
 from dtrain.spec.document import Document, absolute, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
-from dtrain.spec.mistake import Mistake, nearest_file, not_there, outside, typed
+from dtrain.spec.mistake import Mistake, nearest_file, not_there, outside, path_mistakes, typed
 from dtrain.spec.override import Overrides, Setting, overridden, read_settings, selected
 from dtrain.spec.shape import fit, keys_at
 
@@ -203,6 +203,8 @@ def _cluster_of(
         hint = "name a cluster file, or remove the key to train on this machine"
         is_wrong = is_empty and not around.document.emptied(*at)
         return this_machine(), [Mistake(at, "cluster is empty", hint)] if is_wrong else [], []
+    if too_long := path_mistakes(file.cluster, at):
+        return this_machine(), too_long, []
     path = Path(around.document.shown).parent / os.path.expanduser(file.cluster)
     cluster, wrong, problems = _cluster_file(path, file.cluster, around, settings)
     return cluster, [Mistake(at, *each) for each in wrong], problems

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 Place: TypeAlias = tuple[str | int, ...]  # ("trainer", "batch", "global"), ("args", 2)
 
+MOST_PATH_BYTES = 4095  # that Linux takes as a path
+
 _MAX_FILES = 1000  # of a folder, looked at for a name like the missing one
 _MAX_TYPED = 60  # characters of the user's text that a message repeats
 
@@ -38,6 +40,15 @@ def named(at: Place) -> str:
 def typed(text: str) -> str:
     """The user's text for a message: quoted, on one line, shortened."""
     return repr(text if len(text) <= _MAX_TYPED else text[:_MAX_TYPED] + "...")
+
+
+def path_mistakes(text: str, at: Place) -> list[Mistake]:
+    """Of what can be no path anywhere: to look for its millions of folders would take for ever."""
+    size = len(text.encode(errors="surrogateescape"))
+    if size <= MOST_PATH_BYTES:
+        return []
+    problem = f"{named(at)} {typed(text)} has {size:,} bytes, too long for a path"
+    return [Mistake(at, problem, f"Linux takes {MOST_PATH_BYTES:,} at most")]
 
 
 def is_text(text: str) -> bool:

@@ -164,6 +164,13 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: ['a[1-016]']", "job.yaml:3:15", "padded to two widths", "write 001-016"),
     (C + "instances: ['a[1-3']", "job.yaml:3:15", "a bracket without its partner", "trn[01-16].lab"),
     (C + "instances: ['a,b']", "job.yaml:3:15", "'a,b' is no host name", "an item of its own: a, b"),
+    (C + f"instances: ['a{'[1]' * 300_000}']", "job.yaml:3:15", "is too long for a host's name", "at most 100 letters"),
+    (
+        C + "instances: ['a[1-4096]']\n  only: [" + "'a[1-4096]', " * 3000 + "a1]",
+        "job.yaml:4:23",
+        "with this item cluster.only has more than 4096 names",
+        "write each once",
+    ),
     (S + "grace: -1", "job.yaml:2:8", "grace must be from 0 to 86400 seconds, not -1", "30 is usual"),
     (
         C + "instances: [{host: a, gpus: 0}]\n  gpus_per_instance: 4",
@@ -230,6 +237,11 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [a]\n  ssh: {identity_file: open}", "job.yaml:4:24", "is open to others, and ssh refuses such a key", "chmod 600 "),
     (C + "instances: [{host: a, ssh: {identity_file: folder}}]", "job.yaml:3:46", "'folder' is not a file", "private key"),
     # paths
+    (S + f"outputs: {'a/' * 5000}", "job.yaml:2:10", "has 10,000 bytes, too long for a path", "Linux takes 4,095 at most"),
+    (f"script: {'a/' * 500_000}", "job.yaml:1:9", "has 1,000,000 bytes, too long for a path", "Linux takes"),
+    (S + f"workdir: {'a/' * 500_000}", "job.yaml:2:10", "has 1,000,000 bytes, too long for a path", "Linux takes"),
+    (S + f"cluster: {'a/' * 500_000}", "job.yaml:2:10", "has 1,000,000 bytes, too long for a path", "Linux takes"),
+    (C + f"instances: [a]\n  ssh: {{identity_file: {'a/' * 5000}}}", "job.yaml:4:24", "too long for a path", "Linux takes"),
     ("script: trian.py", "job.yaml:1:9", "script 'trian.py' is not there", "did you mean 'train.py'?"),
     ("script: jbo.yaml", "job.yaml:1:9", "script 'jbo.yaml' is not there", "it is looked for in"),
     ("script: job.yaml", "job.yaml:1:9", "script 'job.yaml' is this job file", "Python file"),

@@ -139,13 +139,14 @@ def test_an_unreadable_file_is_a_plain_answer(path: str) -> None:
     "text",
     [
         "".join(f"k{i}:\n" for i in range(15_900)),
+        "script: train.py\npreflight: {ignore: [" + ", ".join(f"k{i}" for i in range(15_000)) + "]}",
         "secrets:\n" + "".join(f"- k{i}\n" for i in range(15_900)),
         "cluster: {instances: [" + "[x], " * 15_000 + "a]}",
         "cluster: {instances: [" + "'a[1-4096]', " * 15_000 + "a]}",
         "script: train.py\nargs: [" + "[x], " * 15_000 + "a]",
         "cluster: {instances: 1, gpus_per_instance: [" + ", ".join(map(str, range(15_900))) + "]}",
     ],
-    ids=["unknown keys", "secrets", "wrong instances", "ranges", "wrong args", "GPUs"],
+    ids=["unknown keys", "findings", "secrets", "wrong instances", "ranges", "wrong args", "GPUs"],
 )
 def test_thousands_of_mistakes_take_seconds(text: str) -> None:
     Path("job.yaml").write_text(text)
