@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from dtrain.spec.cluster import ClusterSpec, Instance, SshOptions, number_of
-from dtrain.spec.hosts import alike, folded
+from dtrain.spec.hosts import folded
 from dtrain.spec.job import Command, JobSpec, Module, Run, Script
 from dtrain.trainers.config import TrainerConfig
 
@@ -114,8 +114,9 @@ def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
     if first.host is None:
         return {**_played([instance.name for instance in cluster.instances]), **given}
     items = [(str(instance.host), _own(instance, cluster, {"gpus": default_gpus, **default})) for instance in cluster.instances]
-    together = groupby(items, key=lambda item: (alike(item[0]) or item[0], item[1]))
-    return {"instances": [_item([host for host, _ in group], own) for (_, own), group in together], **given}
+    together = groupby(items, key=lambda item: item[1])
+    listed = [{"host": text, **own} if own else text for own, group in together for text in folded([host for host, _ in group])]
+    return {"instances": listed, **given}
 
 
 def _most_said(gpus: Sequence[Any]) -> Any:
@@ -126,11 +127,7 @@ def _most_said(gpus: Sequence[Any]) -> Any:
 
 def _played(names: Sequence[str]) -> dict[str, Any]:
     every = max(map(number_of, names)) + 1
-    return {"instances": every, **({} if len(names) == every else {"only": [folded(names)]})}
-
-
-def _item(hosts: Sequence[str], own: Mapping[str, Any]) -> str | dict[str, Any]:
-    return {"host": folded(hosts), **own} if own else folded(hosts)
+    return {"instances": every, **({} if len(names) == every else {"only": folded(names)})}
 
 
 def _own(instance: Instance, cluster: ClusterSpec, default: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ MAX_HOSTS = 4096
 _MAX_NAME = 100  # characters
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
-_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
+_NUMBER = re.compile(r"([0-9]{1,9})")
 _PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -31,22 +31,33 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def folded(hosts: Sequence[str]) -> str:
-    """What `expand` makes these hosts of, which differ in their last number alone."""
-    split = [_around_number(host) for host in hosts]
-    head, _, tail = split[0]
-    return f"{head}[{','.join(_ranges([number for _, number, _ in split]))}]{tail}" if len(hosts) > 1 else hosts[0]
+def folded(hosts: Sequence[str]) -> list[str]:
+    """What `expand` makes these hosts of, in few texts: those that follow each other and differ in one number are one."""
+    runs: list[tuple[list[list[str]], int]] = []  # the hosts of each, and the place in which they differ
+    for host in hosts:
+        split = _NUMBER.split(host)  # text, number, text, number, ..., text
+        place = _differing(runs[-1][0][-1], split) if runs else None
+        if place is not None and (len(runs[-1][0]) == 1 or runs[-1][1] == place):
+            runs[-1][0].append(split)
+            runs[-1] = (runs[-1][0], place)
+        else:
+            runs.append(([split], 0))
+    return [_one_text(run, place) for run, place in runs]
 
 
-def alike(host: str) -> tuple[str, str] | None:
-    """What two hosts have in common that `folded` takes together; None where a host has no number."""
-    head, number, tail = _around_number(host)
-    return (head, tail) if number else None
+def _differing(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """The place of the number that alone is another."""
+    if len(one) != len(other):
+        return None
+    places = [place for place, (old, new) in enumerate(zip(one, other, strict=True)) if old != new]
+    return places[0] if len(places) == 1 and places[0] % 2 else None
 
 
-def _around_number(host: str) -> tuple[str, str, str]:
-    found = _LAST_NUMBER.fullmatch(host)
-    return (found[1], found[2], found[3]) if found else (host, "", "")
+def _one_text(run: Sequence[Sequence[str]], place: int) -> str:
+    first = run[0]
+    if len(run) == 1:
+        return "".join(first)
+    return f"{''.join(first[:place])}[{','.join(_ranges([split[place] for split in run]))}]{''.join(first[place + 1 :])}"
 
 
 def _ranges(numbers: Sequence[str]) -> list[str]:

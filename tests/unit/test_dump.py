@@ -144,6 +144,7 @@ LARGE = {
     "long names": f'cluster: {{instances: ["{LONG}[0001-4096].lab"]}}',
     "every other number": f'cluster: {{instances: ["a[{",".join(map(str, range(1, 8193, 2)))}]"]}}',
     "two ranges in a name": 'cluster: {instances: ["r[1-64]n[1-64]"]}',
+    "a number behind the range": 'cluster: {instances: [{host: "trn[0001-4000].eu1.lab", ssh: {user: u, port: 2222}}, b]}',
     "an ssh of its own": 'cluster: {ssh: {user: u, proxy_jump: j}, instances: ["a[1-2000]", {host: "b[1-2000]", ssh: {port: 2}}]}',
     "ssh by ssh": "cluster:\n  ssh: {user: u, proxy_jump: j, host_keys: accept-new}\n  instances:\n"
     + "".join(f"  - {{host: {'ab'[n % 2]}{n}, address: 10.0.{n // 250}.{n % 250}, ssh: {{port: 22}}}}\n" for n in range(800)),
