@@ -261,7 +261,23 @@ def _said_of_yaml(error: yaml.MarkedYAMLError, text: str) -> tuple[Position, str
     mark = error.problem_mark or error.context_mark
     if error.context == "while scanning a quoted scalar" and (error.problem or "").startswith("found unexpected"):
         return _of(error.context_mark), "not YAML: the quote that begins here is not closed", "close the quotes"
+    problem = error.problem or ""
+    if "could not find expected ':'" in problem:  # told where the next line begins, which may be none
+        return _of(error.context_mark), "not YAML: this is no 'key: value'", "put ': ' after the key"
+    if problem.startswith("expected ',' or") and "<stream end>" in problem:
+        return _of(error.context_mark), "not YAML: the bracket that opens here is not closed", "close the bracket"
+    if "but found '<scalar>'" in problem and mark is not None:
+        return (_of(mark), *_said_of_text(_line_of(mark, lines)[: mark.column].rstrip()))
     return (_of(mark), *_said_by_yaml(error, _line_of(mark, lines)))
+
+
+def _said_of_text(before: str) -> tuple[str, str]:
+    """Of a text in a place for none, by what stands before it in its line."""
+    if before.endswith(("'", '"')):
+        return "not YAML: a text goes on behind its quotes", "put all of it into one pair of quotes"
+    if before:
+        return "not YAML: a text stands behind a value", "put quotes around all of it"
+    return "not YAML: this line belongs to none above it", "check the indentation here and in the line above"
 
 
 def _said_by_yaml(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str | None]:
@@ -279,8 +295,6 @@ def _said_by_yaml(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str | No
         return "a second document begins here", "keep one job or cluster a file, without a line '---' between"
     if "mapping values are not allowed" in problem:
         return f"not YAML: {problem}", "put a space after the key's ':' and quotes around a text that holds ': '; check the indentation"
-    if "but found '<scalar>'" in problem:
-        return "not YAML: a text goes on behind its quotes", "put all of it into one pair of quotes"
     return f"not YAML: {problem}{since}", "check the indentation and the brackets here and in the line above"
 
 
