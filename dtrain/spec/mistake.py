@@ -26,9 +26,14 @@ class Mistake:
 
 
 def outside(mistakes: Iterable[Mistake], wrong: Collection[Place]) -> list[Mistake]:
-    """Those that stand in no item of a list that is known to be wrong: what stands in its place there (shape.py) is not the user's."""
+    """Those that stand in no item of a list that is known to be wrong, nor are of an item as a whole in which something is: what
+    stands in its place there (shape.py) is not the user's.
+    """
     items = {at for at in wrong if at and isinstance(at[-1], int)}
-    return [each for each in mistakes if not any(each.at[:length] in items for length in range(1, len(each.at) + 1))]
+    around = {at[:length] for at in wrong for length in range(1, len(at)) if isinstance(at[length - 1], int)}
+    return [
+        each for each in mistakes if each.at not in around and not any(each.at[:length] in items for length in range(1, len(each.at) + 1))
+    ]
 
 
 def named(at: Place) -> str:

@@ -66,6 +66,8 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     ("name: x", "job.yaml:1:1", "nothing says what to run", "script: train.py"),
     ("trainer: {model: digits_cnn, epochs: 1}", "job.yaml:1:1", "trainer lacks the key 'data'", "add it"),
     (C + "device: cpu", "job.yaml:2:1", "cluster lacks the key 'instances'", "add it"),
+    (C + "instances: [{host: }]", "job.yaml:3:16", "host must be text, but nothing is there", "give it a value"),
+    (C + "instances: [{host: [a]}]", "job.yaml:3:22", "host must be text, not a list", "quotes around a text"),
     (C + "instances: [{gpus: 2}]", "job.yaml:3:15", "cluster.instances[0] lacks the key 'host'", "add it"),
     (S + "name: a\nname: b", "job.yaml:3:1", "the key 'name' stands here a second time", "line 2: remove one"),
     (C + "instances: [a, b, a]", "job.yaml:3:21", "the host 'a' stands here a second time", "remove one"),
