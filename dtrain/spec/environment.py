@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dtrain.spec.mistake import Mistake, Place, is_text, typed
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GLUED = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99}):([!-~]{1,60})")  # a name and its value, in one
 
 MOST_BYTES = 128 * 1024  # that Linux gives a process as one variable: name, =, value and a zero byte; or as one argument
 
@@ -37,7 +38,10 @@ def env_of(texts: Mapping[str, str | None], launcher: str, environ: Mapping[str,
     mistakes: list[Mistake] = []
     for name, text in texts.items():
         at = ("env", name)
-        if wrong := _name_mistake(name, launcher, at):
+        if text is None and (glued := _GLUED.fullmatch(name)):
+            hint = f"put a space after ':', as in {glued[1]}: {glued[2]}"
+            mistakes.append(Mistake(at, f"{typed(name)} cannot be a variable's name", hint, of_key=True))
+        elif wrong := _name_mistake(name, launcher, at):
             mistakes.append(wrong)
         elif text is not None:
             env[name] = text

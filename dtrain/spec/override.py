@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from dtrain.errors import InOption, Problem, SpecError
@@ -107,18 +108,19 @@ def _read_setting(text: str) -> Setting:
         raise SpecError([Problem(where, "is not KEY=VALUE", "such as --set trainer.learning_rate=0.01")])
     if at[0] == _ENV and len(at) == 2 and typed_value[:1] not in ("", "'", '"'):
         return Setting(where.option, at, typed_value, frozenset({()}))  # as it is typed, be it a comment or a list in YAML
+    x = next(key for key in map("x{}".format, count()) if key not in typed_value)  # no second line of the value has that key
     try:
-        document = parse_document(f"x: {typed_value}".encode(), "the value", example="x: 1")
+        document = parse_document(f"{x}: {typed_value}".encode(), "the value", example="x: 1")
     except SpecError as error:
         raise SpecError([replace(problem, place=where) for problem in error.problems]) from None
     faults = [replace(problem, place=where) for _, problem in document.faults]
-    if set(document.values) != {"x"}:
+    if set(document.values) != {x}:
         faults.append(Problem(where, "the value goes on in a second line", "put quotes around the value"))
-    elif ends_in_comment(f"x: {typed_value}"):
+    elif ends_in_comment(f"{x}: {typed_value}"):
         faults.append(Problem(where, "what stands behind '#' is a comment", "put quotes around the value, within those of your shell"))
     if faults:
         raise SpecError(faults)
-    return Setting(where.option, at, document.values["x"], frozenset(place[1:] for place in document.plain))
+    return Setting(where.option, at, document.values[x], frozenset(place[1:] for place in document.plain))
 
 
 def overridden(document: Document, settings: Sequence[Setting]) -> tuple[Document, list[Problem]]:

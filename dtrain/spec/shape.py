@@ -228,7 +228,7 @@ def _hint_for(at: Place, found: Value, wants: Sequence[str], is_plain: bool) -> 
         return 'put quotes around a text that starts with "[" or "{"' if "text" in wants else _example(wants)
     text = str(found)
     if not is_plain and any(fits(text) for want, fits in _FITS.items() if want in wants):
-        return "remove the quotes"
+        return "remove the quotes, or the '|' or '>' before it"
     if "true or false" in wants and text.lower() in _SWITCHES:
         return f"write {_SWITCHES[text.lower()]}"
     if {"a whole number", "a number"} & {*wants} and (decimal := re.fullmatch(r"0+([1-9][0-9]{0,17})", text)):
@@ -257,7 +257,12 @@ def _as_text(at: Place, found: Value) -> str | None:
         case ("script" | "module" as key,), [str() as first, *rest]:
             return f"write `{key}: {first}`" + (" and what follows it under args" if rest else "")
         case ("args",), dict() if all(isinstance(value, str | None) for value in found.values()):
-            words = [word for name, value in found.items() for word in (f"--{name}", value) if isinstance(word, str)]
+            words = [
+                word
+                for name, value in found.items()
+                for word in (name if name.startswith("-") else f"--{name}", value)
+                if isinstance(word, str)
+            ]
             return f"write `args: {shlex.join(words)}`, or a list of them"
         case _:
             return None

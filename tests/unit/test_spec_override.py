@@ -203,6 +203,7 @@ WRONG = [
     ("name=@x", "--set name", "cannot start any token", "quotes"),
     ("name=*x", "--set name", "alias", "quotes"),
     ("name=a\nsync: false", "--set name", "second line", "quotes"),
+    ("grace=3\nx: 4", "--set grace", "second line", "quotes"),
     ('env.A="a\\0b"', "--set env.A", "NUL", "remove"),
     (os.fsdecode(b"name=\xff"), "--set name", "not UTF-8", "UTF-8"),
     ("env.RANK=0", "--set env.RANK", "RANK", "$RANK"),
