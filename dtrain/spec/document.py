@@ -6,6 +6,7 @@ with nothing typed is None. shape.py turns text into a number or a bool where on
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import stat
@@ -218,6 +219,11 @@ class _Counted(Composer):
         if getattr(event, "tag", None) is not None:
             hint = "remove it, or quote a text that starts with '!'"
             raise self._no(event, f"YAML tags such as {typed(str(event.tag))} are not read", hint)
+        if isinstance(event, yaml.AliasEvent):
+            node = copy.copy(super().compose_node(parent, index))
+            assert node is not None
+            node.start_mark, node.end_mark = event.start_mark, event.end_mark  # else a mistake would be told at what it stands for
+            return node
         if not isinstance(event, yaml.CollectionStartEvent):
             return super().compose_node(parent, index)
         if self._depth == MAX_DEPTH:
@@ -379,8 +385,8 @@ class _Reading:
 
     def _value(self, node: yaml.Node, at: Place) -> Value:
         self.num_values += 1
-        if any(node is other for other in self.around):
-            raise self._too_much(_position(node), f"{named(at[:1])} grows without end when its aliases (*) are written out")
+        if outer := next((other for other in self.around if other.value is node.value), None):  # which an alias of it shares
+            raise self._too_much(_position(outer), f"{named(at[:1])} grows without end when its aliases (*) are written out")
         if self.num_values > _MAX_VALUES:
             message = f"with {named(at[:1])} the file has more than {_MAX_VALUES} values, when its aliases (*) are written out"
             raise self._too_much(self.positions[at[:1]][0], message)
@@ -432,13 +438,11 @@ def _position(node: yaml.Node) -> Position:
 
 
 def _positions(key_node: yaml.Node, node: yaml.Node) -> Positions:
-    """Both are the key's where nothing is typed behind it, where keys or items stand in lines below it, and where it has an alias,
-    whose node is the one that it stands for, further up.
-    """
+    """Both are the key's where nothing is typed behind it, and where keys or items stand in lines below it."""
     key, value = _position(key_node), _position(node)
     if isinstance(node, yaml.CollectionNode):
         has_its_own = bool(node.flow_style)
     else:
         assert isinstance(node, yaml.ScalarNode)
         has_its_own = bool(node.style or node.value)
-    return (key, value) if has_its_own and value > key else (key, key)
+    return (key, value) if has_its_own else (key, key)

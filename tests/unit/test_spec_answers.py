@@ -71,6 +71,8 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (C + "instances: [{gpus: 2}]", "job.yaml:3:15", "cluster.instances[0] lacks the key 'host'", "add it"),
     (S + "name: a\nname: b", "job.yaml:3:1", "the key 'name' stands here a second time", "line 2: remove one"),
     (C + "instances: [a, b, a]", "job.yaml:3:21", "the host 'a' stands here a second time", "remove one"),
+    (C + "instances:\n  - host: &h a\n  - b\n  - *h", "job.yaml:6:5", "the host 'a' stands here a second time", "remove one"),
+    (S + "name: &n zzz\n*n : x", "job.yaml:3:1", "unknown key 'zzz'", "known here"),
     (S + "command: [a]", "job.yaml:2:1", "script and command stand here", "keep one"),
     ("trainer: {model: digits_cnn, data: digits, iterations: 5, epochs: 1}", "job.yaml:1:59", "both epochs and iterations", "keep one"),
     # the place is that of the key or of the value, whichever is wrong
@@ -80,7 +82,7 @@ ANSWERS: list[tuple[Given, str, str, str]] = [
     (S + "launcher:\n  slurm", "job.yaml:3:3", "not 'slurm'", "write one of these"),
     (S + "launcher:", "job.yaml:2:1", "but nothing is there", "give it a value"),
     (S + "launcher: ''", "job.yaml:2:11", "not ''", "write one of these"),
-    (S + "env: {A: &a slurm}\nlauncher: *a", "job.yaml:3:1", "not 'slurm'", "write one of these"),
+    (S + "env: {A: &a slurm}\nlauncher: *a", "job.yaml:3:11", "not 'slurm'", "write one of these"),
     (S + "launcher: {torchrun: }", "job.yaml:2:11", "not a mapping", "write one of these"),
     (S + "launcher:\n  {torchrun: 1}", "job.yaml:3:3", "not a mapping", "write one of these"),
     (S + "launcher:\n  torchrun: 1", "job.yaml:2:1", "not a mapping", "write one of these"),
