@@ -18,7 +18,7 @@ from dtrain.errors import InOption, Problem, SpecError
 from dtrain.spec.cluster import ClusterSpec, Instance
 from dtrain.spec.document import MAX_DEPTH, Document, Value, ends_in_comment, parse_document
 from dtrain.spec.environment import argument_mistakes
-from dtrain.spec.hosts import expand
+from dtrain.spec.hosts import MAX_HOSTS, expand
 from dtrain.spec.mistake import Place, is_text, named, nearest, nearest_word, typed
 
 _CLUSTER = "cluster"
@@ -226,16 +226,21 @@ def selected(cluster: ClusterSpec, overrides: Overrides) -> tuple[ClusterSpec, l
 def _node_names(text: str) -> dict[str, None]:
     """Raises ValueError: (message, hint)."""
     names: dict[str, None] = {}
+    num_named = 0
     for part in re.split(r",(?![^\[]*\])", text):  # no comma of a range
         if not part.strip():
             raise ValueError("a name is missing", "such as gpu1,gpu2 or gpu[1-4]")
         if len(names_of_part := part.split()) > 1 and "[" not in part:
             raise ValueError(f"{typed(part)} is no node's name", f"separate names by commas: {','.join(names_of_part)}")
         try:
-            names |= dict.fromkeys(expand(part.strip()))
+            hosts = expand(part.strip())
         except ValueError as error:
             message, hint = error.args
             raise ValueError(f"{typed(part)} {message}", hint) from None
+        names |= dict.fromkeys(hosts)
+        num_named += len(hosts)
+        if num_named > MAX_HOSTS:
+            raise ValueError(f"more than {MAX_HOSTS} names stand here", "write each once")
     return names
 
 

@@ -237,6 +237,7 @@ def test_a_wrong_setting_is_answered_at_the_option(setting: str, where: str, mes
         ({"cluster": Path("n1.lab")}, "--cluster", "the cluster file 'n1.lab' is not there", "write `cluster: {instances: [n1.lab]}`"),
         ({"nodes": ""}, "--nodes", "a name is missing", "gpu1,gpu2"),
         ({"nodes": "n[5-1]"}, "--nodes", "'n[5-1]' has the range 5-1, which counts down", "write 1-5"),
+        ({"nodes": "a[1-4096]," * 9999 + "n1"}, "--nodes", "more than 4096 names stand here", "write each once"),
         ({"nodes": "n1", "exclude": "n5"}, "--exclude", "--nodes and --exclude stand here", "keep one"),
         ({"cluster": Path("lba.yaml")}, "--cluster", "the cluster file 'lba.yaml' is not there", "did you mean 'lab.yaml'?"),
         ({"cluster": Path("cluster.yaml")}, "--cluster", "the cluster file 'cluster.yaml' is not there", "instances: [node1, node2]"),
