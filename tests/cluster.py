@@ -102,6 +102,7 @@ class Terminal:
 
 
 def _as_session_on_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where nohup runs the tests
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
