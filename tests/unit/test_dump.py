@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dtrain.bench.config import AllreduceConfig
 from dtrain.spec import JobSpec, Overrides, benchmark_job, load_job
 from dtrain.spec.dump import dump_job, job_file
+from dtrain.spec.hosts import expand, folded
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "cluster-examples").glob("*.yaml") if "instances" not in yaml.safe_load(path.read_text()))
@@ -162,3 +163,17 @@ def test_a_large_job_is_written_so_that_it_can_be_read(name: str, tmp_path: Path
     (tmp_path / "job.yaml").write_text(f"script: train.py\n{LARGE[name]}\n")
     spec = load_job(tmp_path / "job.yaml", environ={f"V{n}": "é\n" * 40_000 for n in range(12)})
     assert again(spec, tmp_path / "elsewhere") == spec
+
+
+@pytest.mark.parametrize(
+    ("hosts", "texts"),
+    [
+        (["trn01.eu1", "trn02.eu1", "trn04.eu1"], ["trn[01-02,04].eu1"]),
+        (["a1.b1", "a2.b1", "a2.b2", "a2.b3"], ["a[1-2].b1", "a2.b[2-3]"]),  # they go on in another place
+        (["a1", "b1", "a9", "a10"], ["a1", "b1", "a[9-10]"]),
+        (["10.0.0.1"], ["10.0.0.1"]),
+    ],
+)
+def test_hosts_in_few_texts(hosts: list[str], texts: list[str]) -> None:
+    assert folded(hosts) == texts
+    assert [host for text in texts for host in expand(text)] == hosts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtrain.node import record
-from dtrain.node.wire import Dial, DialTarget, Done, Open, from_json, to_json
+from dtrain.node.wire import Dial, DialTarget, Done, Open, Ping, from_json, to_json
 
 ONE = DialTarget("n1", "10.0.0.1", 29500)
 
@@ -18,7 +18,8 @@ def test_messages_are_values() -> None:
     assert len({ONE, record.replace(ONE), record.replace(ONE, node="n2")}) == 2
     assert repr(ONE) == "DialTarget(node='n1', address='10.0.0.1', port=29500)"
     other: object = Open("auto", "j", "name", "n1")
-    assert other != ONE
+    same_fields: object = Done()
+    assert other != ONE and same_fields != Ping()
     with pytest.raises(AttributeError, match="frozen"):
         ONE.node = "n2"  # type: ignore[misc]
 
