@@ -477,4 +477,5 @@ def test_what_a_check_reads_is_what_a_launch_sends(workspace: Workspace) -> None
     assert workspace.dtrain("launch").code == 0
     own.rename(workspace.workdir / "other")
     refused = workspace.dtrain("check")
-    assert refused.code == 78 and "workdir-unfit" in refused.out and "other/large 600 MB" in refused.out, refused.out
+    told = " ".join(refused.out.split())  # in lines of 80 columns
+    assert refused.code == 78 and "workdir-unfit" in told and "other/large 600 MB" in told, refused.out
