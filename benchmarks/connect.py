@@ -137,8 +137,7 @@ def _program(root: Path) -> tuple[str, bytes]:
     from dtrain.transport.ssh import COMMAND
 
     code = bundle()
-    wanted = json.dumps({"hash": code.hash, "size": len(code.data), "dir": f"{root}/nodes"})
-    lines = f"{sys.executable}\n".encode() + code.start + f"{wanted}\n".encode()
+    lines = f"{sys.executable}\n".encode() + code.start(f"{root}/nodes")
     orders = (wire.Open(f"{root}/nodes", "measured", "measured", "n"), wire.Probe(sys.executable, mpi=False))
     return COMMAND, lines + b"".join(map(wire.frame, orders))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,17 @@ class Bundle:
     code_bytes: int  # of the files in it, by which a node sees that it has lost none
     boot: bytes  # text of node/boot.py, the first code on a node
 
-    @property
-    def start(self) -> bytes:
-        """What a node's Python is sent first: a line in hexadecimal, read byte by byte, which takes boot.py at once."""
+    def start(self, folder: str) -> bytes:
+        """What a node's Python is sent first: a line in hexadecimal, read byte by byte, which takes boot.py at once; then boot.py, and
+        what that asks for.
+
+        Args:
+            folder: `dir` of the cluster file.
+        """
+        wanted = {"hash": self.hash, "size": len(self.data), "code_bytes": self.code_bytes, "dir": folder}
         size = len(self.boot)
         take = f"code = bytes()\nwhile len(code) < {size}:\n code += os.read(0, {size} - len(code)) or sys.exit()\nexec(code)"
-        return take.encode().hex().encode() + b"\n" + self.boot
+        return take.encode().hex().encode() + b"\n" + self.boot + json.dumps(wanted).encode() + b"\n"
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import threading
 import time
@@ -173,8 +172,7 @@ def _stay_in_touch(link: Link) -> None:
 
 
 def _boot(channel: Channel, target: Target, code: Bundle) -> None:
-    wanted = {"hash": code.hash, "size": len(code.data), "code_bytes": code.code_bytes, "dir": target.dir}
-    channel.write(code.start + json.dumps(wanted).encode() + b"\n")
+    channel.write(code.start(target.dir))
     said = b""
     while not said.endswith((b"have\n", b"want\n")):  # between what a start-up file left behind prints
         part = channel.read(1)
