@@ -30,7 +30,6 @@ from dtrain.sync import fetch_outputs
 
 LEASE_S = 900.0  # how long a foreground job outlives its launcher
 ASK_NODES_S = 3.0
-ALL_THEY_HAVE_S = 86400.0  # each node has told it, or its link has given it up, long before
 _LEAVE_S = 2.0
 _WAIT_S = (2.0, 4.0)  # between two looks at whether GPUs are free; at random, so that two who wait do not meet for ever
 
@@ -114,6 +113,7 @@ def refresh(
     Args:
         lost_too: also ask the lost nodes of jobs that are over: they may be there again, and know better.
         logs: also for what the workers of nodes that run have printed.
+        within_s: how long a node may be silent.
 
     Returns:
         By job id, why each node that did not answer did not.
@@ -164,7 +164,7 @@ def find(store: Store, wanted: str | None, *, logs: bool = False, within_s: floa
     """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
 
     Args:
-        logs: as for refresh.
+        logs, within_s: as for refresh.
 
     Raises:
         NoSuchJob: there is none, or several.

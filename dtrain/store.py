@@ -15,7 +15,6 @@ import functools
 import getpass
 import json
 import os
-import re
 import secrets
 import socket
 import sqlite3
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State, StopAsked
 from dtrain.node import procs, wire
+from dtrain.node.folder import SAFE_NAME
 
 if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load than the list takes
     from pydantic import TypeAdapter
@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load 
     from dtrain.spec import ClusterSpec
 
 JOB_FILE = "job.yaml"  # in a job's folder
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _BUSY_TIMEOUT_S = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -111,7 +110,7 @@ class JobRecord:
             names = (record.job, *(node.name for node in record.plan.nodes))
         except (zlib.error, KeyError, TypeError) as error:
             raise ValueError(str(error)) from error
-        if not all(_SAFE_NAME.fullmatch(name) for name in names):  # they become folders here
+        if not all(SAFE_NAME.fullmatch(name) for name in names):  # they become folders here
             raise ValueError(f"{names!r} are no names of dtrain's")
         return record
 

@@ -14,6 +14,7 @@ from dtrain import api
 from dtrain.cli.on_cluster import cluster_option, taken_up
 from dtrain.errors import CTRL_C, NoSuchJob
 from dtrain.intake import Silent
+from dtrain.link import LOGIN_S
 from dtrain.node import wire
 from dtrain.node.tail import last_lines
 from dtrain.render import console
@@ -62,7 +63,7 @@ def command(
 ) -> int:
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
-    within_s = api.ASK_NODES_S if cluster is None else api.ALL_THEY_HAVE_S  # of which nothing is here yet
+    within_s = api.ASK_NODES_S if cluster is None else LOGIN_S  # of which nothing is here yet
     record, problems = api.find(store, taken_up(store, cluster, job), logs=True, within_s=within_s)
     streams = _streams(record, ranks, node)
     for name, problem in problems.items():

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 import struct
@@ -15,6 +16,7 @@ from dtrain.node import wire
 from dtrain.node.record import dataclass
 from dtrain.node.tree import Trees
 
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # of a job or a node: one component of a path, on every file system
 BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of dtrain's own code
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UNSETTLED = "unsettled"

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from dtrain.errors import MOST_MISTAKES
+from dtrain.node.folder import SAFE_NAME
 from dtrain.spec.environment import argument_mistakes
 from dtrain.spec.hosts import MAX_HOSTS, expand
 from dtrain.spec.mistake import Mistake, Place, named, nearest, nearest_file, not_there, path_mistakes, typed
@@ -24,7 +25,6 @@ Device: TypeAlias = Literal["auto", "cuda", "cpu"]
 
 STRICT: dict[str, Any] = {"extra": "forbid"}  # pydantic's configuration of the classes that a file is read into
 CPU_WORKERS = 2  # what `gpus_per_instance: auto` means on a machine without a GPU
-SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")  # one component of a path, on every file system
 
 _PORTS = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
 _MAX_GPUS = 1024  # of an instance, or CPU workers: more is a typing error, and a plan has each of them

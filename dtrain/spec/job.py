@@ -17,7 +17,8 @@ from pydantic import Field
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import MOST_MISTAKES, InFile, InOption
 from dtrain.findings import KINDS, WARNABLE
-from dtrain.spec.cluster import SAFE_NAME, STRICT, ClusterFile, ClusterSpec, lines_mistakes
+from dtrain.node.folder import SAFE_NAME
+from dtrain.spec.cluster import STRICT, ClusterFile, ClusterSpec, lines_mistakes
 from dtrain.spec.document import Document
 from dtrain.spec.environment import argument_mistakes, env_of, secrets_mistakes
 from dtrain.spec.mistake import MOST_PATH_BYTES, Mistake, Place, is_text, misspelt, nearest_file, not_there, path_mistakes, typed

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.errors import InOption, Problem, SpecError
-from dtrain.spec.cluster import SAFE_NAME, ClusterFile, ClusterSpec, cluster_spec, this_machine
+from dtrain.node.folder import SAFE_NAME
+from dtrain.spec.cluster import ClusterFile, ClusterSpec, cluster_spec, this_machine
 from dtrain.spec.document import Document, absolute, read_document
 from dtrain.spec.job import RUN_KEYS, Around, JobFile, JobSpec, job_spec
 from dtrain.spec.mistake import Mistake, nearest_file, not_there, outside, path_mistakes, typed
