@@ -42,6 +42,8 @@ def _warning(cause: str, cure: str) -> Kind:
     return Kind(False, cause, cure, True)
 
 
+ENDS_AT_LOGOUT = "ends-at-logout"
+
 KINDS = {
     # ---- of the machine that launches ----
     "workdir-unfit": _error(
@@ -98,9 +100,9 @@ KINDS = {
         "processes of an earlier job whose agent and guard were killed; they have been ended, and dtrain status tells of the job",
         "nothing; where it happens again, look for what kills the user's processes there",
     ),
-    "ends-at-logout": _warning(
-        "systemd ends what a user leaves running: a job ends with the connection to the node, and a detached one at once",
-        "KillUserProcesses=no in /etc/systemd/logind.conf, and systemctl restart systemd-logind; on a desktop loginctl enable-linger",
+    ENDS_AT_LOGOUT: _warning(
+        "systemd ends what a user leaves running: a job ends with the connection to the node, and launch --detach is refused",
+        "loginctl enable-linger, on that node as its user",
     ),
     "clock-skew": _warning("a node's clock is a minute or more off", "timedatectl set-ntp true, on that node"),
     "shm-small": _warning(

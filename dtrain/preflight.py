@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 
-from dtrain.findings import KINDS, Finding, listed
+from dtrain.findings import ENDS_AT_LOGOUT, KINDS, Finding, listed
 from dtrain.node.wire import Address, NodeFacts
 from dtrain.plan import counted
 from dtrain.spec import ClusterSpec
@@ -65,7 +65,7 @@ def judge(
             if is_trainer and not brings_torch and one.torch_version and not one.torch_version.startswith(f"{TESTED_TORCH}.")
         },
         "left-over": {node: text for node, one in facts.items() if (text := _left_over(one))},
-        "ends-at-logout": {
+        ENDS_AT_LOGOUT: {
             node: "systemd there ends what a user leaves running" for node, one in facts.items() if one.machine.ends_at_logout
         },
         "clock-skew": {node: _clock(offset_s) for node, offset_s in clock_offsets_s.items() if abs(offset_s) >= _CLOCK_S},

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from dtrain import launchers
 from dtrain.errors import CTRL_C, DtrainError, NoSuchJob, PreflightFailed, SetupFailed, StoppedElsewhere
-from dtrain.findings import KINDS, Finding
+from dtrain.findings import ENDS_AT_LOGOUT, KINDS, Finding
 from dtrain.git import Look
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import StartFailed
@@ -105,7 +105,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
         probed = probe(spec, links).all()
         facts = {node: one.facts for node, one in probed.items()}
         launchers.check(spec.launcher, facts)
-        _judge(spec, probed, progress)
+        _judge(spec, probed, progress, is_detached=lease_s is None)
         make_plan(spec, facts, lease_s=lease_s)  # GPUs that are not free are told before the rest is tried
         if len(links) > 1:
             progress.step("proving the rendezvous")
@@ -155,11 +155,12 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
     return Started(job, plan, targets, links)
 
 
-def _judge(spec: JobSpec, probed: Mapping[str, Probed], progress: Progress) -> None:
-    """Raises PreflightFailed: the nodes do not fit together."""
+def _judge(spec: JobSpec, probed: Mapping[str, Probed], progress: Progress, *, is_detached: bool) -> None:
+    """Raises PreflightFailed: the nodes do not fit together, or one would end a job that nobody follows."""
     found = judge_nodes(spec, probed)
-    _tell([finding for finding in found if not finding.is_error], spec, progress)
-    errors = [finding for finding in found if finding.is_error and finding.name not in spec.preflight.ignore]
+    stopping = [finding for finding in found if finding.is_error or (is_detached and finding.name == ENDS_AT_LOGOUT)]
+    _tell([finding for finding in found if finding not in stopping], spec, progress)
+    errors = [finding for finding in stopping if finding.name not in spec.preflight.ignore]
     if errors:
         first = errors[0]
         on = (

@@ -23,7 +23,7 @@ from tests.ssh import SSHD, Host, await_listening, make_key, server_files, write
 SSH_PORT = 22
 DIR = "/var/tmp/dtrain-0"  # what `dir: auto` is on a node
 _ROOT = Path(__file__).resolve().parents[1]
-_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # a node's own, and empty
+_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/root")  # a node's own, and empty
 _HOME = "/run/root"
 
 # Moves the wall clock of what it is preloaded into and leaves the monotonic one. Not libfaketime: with Debian's (0.9.10) time.sleep of
@@ -50,8 +50,8 @@ for name in hosts passwd shadow; do mount --bind "/run/etc/$name" "/etc/$name"; 
 umount -l /proc/self/fd/9/; exec 9<&-; cd /
 ip link set lo up
 echo ready
-read -r go  # eth0 is there
-exec "$go" -D -e -f /run/etc/sshd_config >/dev/null
+read -r boot  # eth0 is there
+eval "exec $boot" >/dev/null
 """
 
 
@@ -64,7 +64,7 @@ class Node:
         self.link = link  # the bridge's end of its cable
         self.init: int | None = None
         folder.mkdir()
-        self._log = folder / "sshd.log"
+        self.log = folder / "sshd.log"  # of its sshd
         etc = folder / "etc"
         etc.mkdir()
         (folder / "stage").mkdir()
@@ -75,7 +75,7 @@ class Node:
         config = etc / "sshd_config"
         config.write_text(config.read_text().replace(str(etc), "/run/etc"))
         kept = {str(Path(path).resolve()) for path in (_ROOT, sys.prefix, sys.base_prefix)}
-        with self._log.open("wb") as stderr:
+        with self.log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 ("taskset", "--cpu-list", cores, "setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--fork",
                  "--kill-child", "--mount", "--mount-proc", "--uts", "--ipc", "sh", "-c", _INIT, "sh", str(folder), name, *sorted(kept)),
@@ -85,17 +85,21 @@ class Node:
     def await_init(self) -> None:
         """Wait until the namespaces are there."""
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n", f"{self.name}: {self._log.read_text()}"
+        assert self._process.stdout.readline() == b"ready\n", f"{self.name}: {self.log.read_text()}"
         self.init = _child_of(self._process.pid)  # process 1, as this machine numbers it
         self.root = Path(f"/proc/{self.init}/root")
 
     def start_sshd(self) -> None:
-        assert self._process.stdin is not None and SSHD is not None
-        self._process.stdin.write(SSHD.encode() + b"\n")
+        self.become(f"{SSHD} -D -e -f /run/etc/sshd_config")
+
+    def become(self, command: str) -> None:
+        """Let process 1 be this from now on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.close()
 
     def await_sshd(self) -> None:
-        await_listening(self._log, self._process)
+        await_listening(self.log, self._process)
 
     def inside(self, *argv: str) -> tuple[str, ...]:
         """The command that runs `argv` in the node's network, with this machine's files."""
@@ -186,9 +190,13 @@ class Node:
 
 
 class Lan:
-    """Some nodes and the launcher on one bridge. Damage done by its methods is undone by heal()."""
+    """Some nodes and the launcher on one bridge. Damage done by its methods is undone by heal().
 
-    def __init__(self, folder: Path, num_nodes: int) -> None:
+    Args:
+        boot: what a node does to get its sshd.
+    """
+
+    def __init__(self, folder: Path, num_nodes: int, boot: Callable[[Node], None] = Node.start_sshd) -> None:
         folder.mkdir(parents=True)
         self.nodes: list[Node] = []
         self.user_key = folder / "user_key"
@@ -196,12 +204,12 @@ class Lan:
         self.bridge, self.network = _new_bridge()
         self.address = str(self.network[1])  # the launcher's
         try:
-            self._build(folder, make_key(self.user_key), num_nodes)
+            self._build(folder, make_key(self.user_key), num_nodes, boot)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, folder: Path, authorized_key: str, num_nodes: int) -> None:
+    def _build(self, folder: Path, authorized_key: str, num_nodes: int, boot: Callable[[Node], None]) -> None:
         _run("ip", "address", "add", f"{self.address}/{self.network.prefixlen}", "dev", self.bridge)
         _run("ip", "link", "set", self.bridge, "up")
         cores = sorted(os.sched_getaffinity(0))  # shared out: nodes that all count the whole machine's starve each other
@@ -221,7 +229,7 @@ class Lan:
             _run("ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", str(node.init))
             _run("ip", "link", "set", node.link, "master", self.bridge, "up")
             node.run("ip", "-batch", "-", input=f"address add {node.address}/{self.network.prefixlen} dev eth0\nlink set eth0 up\n")
-            node.start_sshd()
+            boot(node)
         for node in self.nodes:
             node.await_sshd()
 

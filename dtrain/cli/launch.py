@@ -15,7 +15,7 @@ from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import Selecting, selection_options
 from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, NoSpace
-from dtrain.findings import Finding
+from dtrain.findings import ENDS_AT_LOGOUT, Finding, listed
 from dtrain.jobstate import JobState
 from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
@@ -167,7 +167,8 @@ class _Signals:
     one not for the nodes. Also Progress, to know the moment from which on workers run: one that comes then waits for the
     supervisor, which alone can end them.
 
-    Ctrl-\\ and HUP detach from a job once it runs; a start goes on until then.
+    Ctrl-\\ and HUP detach from a job once it runs; a start goes on until then. A job that would end with this machine's
+    connections is not left: there the key says so, and HUP takes the terminal away and nothing else.
     """
 
     def __init__(self, view: LiveView, *, may_detach: bool, has_key: bool) -> None:
@@ -177,6 +178,7 @@ class _Signals:
         self._grace_s = 0.0
         self._asked: list[int] = []
         self._num_detach_asked = 0
+        self._tied_to: tuple[str, ...] = ()  # nodes that end the job with our connections to them
         for number in (signal.SIGINT, signal.SIGTERM):  # also where a script's shell lets its background commands ignore them
             signal.signal(number, self._take)
         if may_detach and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup does, which wants it to stay
@@ -201,6 +203,9 @@ class _Signals:
 
     def _detach(self, number: int, stack: FrameType | None) -> None:
         if self._asked:
+            return
+        if self._tied_to:
+            self._view.keys = f"cannot detach: {listed(self._tied_to)} would end the job with the connection"
             return
         self._num_detach_asked += 1
         if self._supervisor is None:
@@ -246,6 +251,8 @@ class _Signals:
         self._view.busy(text)
 
     def found(self, finding: Finding) -> None:
+        if finding.name == ENDS_AT_LOGOUT:
+            self._tied_to, self._view.keys = finding.nodes, ""
         self._view.found(finding)
 
     def planned(self, job: str, plan: LaunchPlan) -> None:

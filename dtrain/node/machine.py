@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import queue
 import resource
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from typing import Optional
 
+from dtrain.node import logout
 from dtrain.node.folder import NodeDir
 from dtrain.node.wire import Interface, LeftOver, Limits, Machine
 
 _LOOK_UP_S = 2.0  # the name service of a machine may be away
-_BUSCTL_S = 2.0
 _INFINIBAND = "/sys/class/infiniband"
 _CONTAINERS = (
     ("docker", "/.dockerenv"),
@@ -26,9 +24,6 @@ _CONTAINERS = (
     ("apptainer", "/.singularity.d"),
     ("kubernetes", "/var/run/secrets/kubernetes.io"),
 )
-_SYSTEMD = "/run/systemd/system"
-_LINGER = "/var/lib/systemd/linger"
-_KILL = "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers"
 
 
 def machine(node_dir: NodeDir, left_over: tuple[LeftOver, ...]) -> Machine:
@@ -46,7 +41,7 @@ def machine(node_dir: NodeDir, left_over: tuple[LeftOver, ...]) -> Machine:
         gpu_driver=_gpu_driver(),
         clock_s=time.time(),
         time_zone=time.strftime("%z"),
-        ends_at_logout=_ends_at_logout(),
+        ends_at_logout=logout.ends(logout.fate()),
         jobs=node_dir.running(),
         left_over=left_over,
     )
@@ -115,59 +110,3 @@ def _gpu_driver() -> str:
     with contextlib.suppress(OSError), open("/sys/module/nvidia/version") as file:
         return file.read().strip()
     return ""
-
-
-def _ends_at_logout() -> Optional[bool]:
-    """Whether systemd ends what a user leaves running at log-out; None where it does not say."""
-    if not os.path.isdir(_SYSTEMD):
-        return False
-    with open("/proc/self/cgroup") as file:
-        kind = login_unit(file.read())
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # logind knows it no more than we do
-        return None if kind else False
-    if kind == "manager":
-        return not os.path.exists(f"{_LINGER}/{user}")
-    return shall_kill(_ask_logind(), user) if kind == "session" else False
-
-
-def login_unit(cgroups: str) -> str:
-    """What systemd counts this process to: "session" of a login, a user's "manager", whose desktop started it, or "" for neither, as
-    in a container or below an sshd without PAM.
-
-    Args:
-        cgroups: /proc/self/cgroup.
-    """
-    for line in cgroups.splitlines():
-        controllers, path = line.split(":", 2)[1:]
-        if controllers in ("", "name=systemd"):
-            units = path.split("/")
-            if any(unit.startswith("user@") and unit.endswith(".service") for unit in units):
-                return "manager"
-            if any(unit.startswith("session-") and unit.endswith(".scope") for unit in units):
-                return "session"
-    return ""
-
-
-def shall_kill(said: str, user: str) -> Optional[bool]:
-    """Whether logind ends what is left of a user's session, by what busctl prints of its three properties; None for anything else.
-
-    That the user lingers does not matter: what lingers is the manager, and no session is below it.
-    """
-    values = [line.replace('"', "").split() for line in said.splitlines()]
-    if [value[:1] for value in values] != [["b"], ["as"], ["as"]]:
-        return None
-    kills, only, spared = values[0][1] == "true", values[1][2:], values[2][2:]
-    return user not in spared and (user in only if only else kills)
-
-
-def _ask_logind() -> str:
-    asked = "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", *_KILL
-    try:
-        answer = subprocess.run(
-            ("busctl", "get-property", *asked), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BUSCTL_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout if answer.returncode == 0 else ""

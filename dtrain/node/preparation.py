@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Optional
 
-from dtrain.node import gpus, tree, tripwire, wire
+from dtrain.node import gpus, logout, tree, tripwire, wire
 from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 
 _START_TIMEOUT_S = 30.0
@@ -139,10 +139,12 @@ def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str],
     Raises:
         OSError: the disk has no room for what they write first.
     """
+    argv, environ = logout.staying([sys.executable, "-I", "-S", BUNDLE, "guard", folder.path, *descriptors], f"dtrain job {folder.job}")
     with open(folder.stream("logs/agent.log"), "ab") as log:
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", BUNDLE, "guard", folder.path, *descriptors],
+            argv,
             cwd="/",
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -155,7 +157,9 @@ def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str],
     ready, _, _ = select.select([guard.stdout], [], [], _START_TIMEOUT_S)
     said = guard.stdout.readline() if ready else b""
     if not said:
-        raise Refused(wire.Failed("setup", f"the agent did not start; see {folder.stream('logs/agent.log')}"))
+        with open(folder.stream("logs/agent.log")) as file:
+            last = file.read().rstrip().rpartition("\n")[2]
+        raise Refused(wire.Failed("setup", f"the agent did not start: {last or 'it said nothing'}"))
     guard.returncode = 0  # it outlives this process; nobody here waits for it
     if int(said):
         raise OSError(int(said), os.strerror(int(said)), folder.path)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from dtrain.bench.config import AllreduceConfig
 from dtrain.findings import KINDS, Finding
-from dtrain.node.machine import login_unit, shall_kill
 from dtrain.node.wire import Address, Gpu, GpuHolder, Interface, LeftOver, Limits, NodeFacts
 from dtrain.plan import gpu_faults
 from dtrain.preflight import TESTED_TORCH, contradictions, judge, judge_gpus
@@ -200,39 +199,6 @@ def test_a_launch_that_looks_again_says_what_it_found_once() -> None:
             view.found(finding)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().count("n2: 3 MiB free") == 1 == console.file.getvalue().count("n2: 2 MiB free")
-
-
-@pytest.mark.parametrize(
-    ("said", "ends"),
-    [
-        ('b true\nas 0\nas 1 "root"\n', True),
-        ('b true\nas 0\nas 2 "root" "ana"\n', False),
-        ('b true\nas 1 "bob"\nas 0\n', False),
-        ('b false\nas 0\nas 1 "root"\n', False),
-        ('b false\nas 2 "bob" "ana"\nas 0\n', True),
-        ("", None),
-        ("s maybe\n", None),
-    ],
-)
-def test_what_logind_does_with_those_who_leave(said: str, ends: bool | None) -> None:
-    """As busctl prints KillUserProcesses, KillOnlyUsers and KillExcludeUsers, and what comes of a bus without logind."""
-    assert shall_kill(said, "ana") is ends
-
-
-@pytest.mark.parametrize(
-    ("cgroups", "kind"),
-    [
-        ("0::/user.slice/user-1000.slice/session-5.scope\n", "session"),
-        ("12:cpu,cpuacct:/\n1:name=systemd:/user.slice/user-1000.slice/session-c2.scope\n0::/user.slice\n", "session"),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-1.scope\n", "manager"),
-        ("0::/system.slice/ssh.service\n", ""),  # UsePAM no
-        ("0::/\n", ""),  # a container
-        ("", ""),
-    ],
-)
-def test_what_a_login_is_to_systemd(cgroups: str, kind: str) -> None:
-    """Version 2, version 1 with the unified hierarchy beside it, a terminal of a desktop."""
-    assert login_unit(cgroups) == kind
 
 
 def test_the_tables_of_a_thousand_nodes_fit_a_terminal() -> None:
