@@ -67,7 +67,7 @@ def prepare(order: wire.Prepare, record: bytes, about: wire.Open, trees: tree.Tr
         kept = [job_lock, *gpu_locks, *(fd for fd in (watch_fd, port_fd) if fd >= 0)]
         try:
             pid = _start_guard(order, folder, [str(watch_fd), str(port_fd), *map(str, gpu_locks)], kept)
-        except OSError:
+        except (OSError, Refused):
             _remove(folder)
             raise
     return wire.Prepared(pid, watch_port)
@@ -152,14 +152,18 @@ def _start_guard(order: wire.Prepare, folder: JobFolder, descriptors: list[str],
             start_new_session=True,  # out of the connection's session: its end does not reach the job
         )
     assert guard.stdin is not None and guard.stdout is not None
-    guard.stdin.write(wire.frame(order))
-    guard.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
+        guard.stdin.write(wire.frame(order))
+    with contextlib.suppress(BrokenPipeError):
+        guard.stdin.close()
     ready, _, _ = select.select([guard.stdout], [], [], _START_TIMEOUT_S)
     said = guard.stdout.readline() if ready else b""
     if not said:
+        guard.kill()
+        guard.wait()
         with open(folder.stream("logs/agent.log")) as file:
             last = file.read().rstrip().rpartition("\n")[2]
-        raise Refused(wire.Failed("setup", f"the agent did not start: {last or 'it said nothing'}"))
+        raise Refused(wire.Failed("setup", f"the agent did not start: {last or f'it said nothing for {_START_TIMEOUT_S:g} s'}"))
     guard.returncode = 0  # it outlives this process; nobody here waits for it
     if int(said):
         raise OSError(int(said), os.strerror(int(said)), folder.path)

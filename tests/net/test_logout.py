@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,3 +130,15 @@ def unit(node: Node) -> str:
     """What systemd counts the job's guard and agent to."""
     guard, _ = node.pids("\0guard\0")
     return Path(f"/proc/{guard}/cgroup").read_text()
+
+
+def test_a_manager_that_gives_no_scope(workspace: Workspace) -> None:
+    with machine(workspace, KILLS) as lan:
+        (node,) = lan.nodes
+        log_in(workspace, "loginctl enable-linger")
+        node.path("/run/broken").write_text("#!/bin/sh\necho no scope for you >&2\nexit 1\n")
+        node.path("/run/broken").chmod(0o755)
+        with node.in_place_of("/usr/bin/systemd-run", "/run/broken"):
+            launched = workspace.dtrain("launch", workspace.workdir / "job.yaml", "--detach")
+        assert launched.code == 78 and "n1: the agent did not start: no scope for you" in launched.err, launched.err
+        assert not node.pids("\0guard\0") and os.listdir(node.path(f"/var/tmp/dtrain-{UID}/jobs")) == []
