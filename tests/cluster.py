@@ -55,8 +55,9 @@ class Result:
 
 
 def _as_from_a_terminal() -> None:
-    """The commands that a script's shell starts in the background, such as these tests, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """The commands that a script's shell starts in the background, such as these tests, ignore Ctrl-C, and those of nohup HUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def num_ranks(word: str, said: str) -> int:
@@ -102,7 +103,7 @@ class Terminal:
 
 
 def _as_session_on_terminal() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where nohup runs the tests
+    _as_from_a_terminal()
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
