@@ -35,13 +35,18 @@ class FollowerEnded:
 
 
 class Follower(threading.Thread):
-    """Receives from one node, and reconnects."""
+    """Receives from one node, and reconnects.
 
-    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any]) -> None:
+    Args:
+        logs: those of a node that runs too.
+    """
+
+    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any], *, logs: bool = True) -> None:
         super().__init__(name=f"follow {target.node}", daemon=True)
         self._target = target
         self._link = link
         self._offsets = offsets
+        self._logs = logs
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
@@ -95,7 +100,7 @@ class Follower(threading.Thread):
                 if self._link is None:
                     self._link = Link.open(self._target)
                 link = self._link
-                link.tell(wire.Follow(self._offsets, once=False))
+                link.tell(wire.Follow(self._offsets, once=False, logs=self._logs))
                 for order in tuple(self._asked.values()):
                     link.tell(order)
                 self.is_connected = True

@@ -137,14 +137,14 @@ class Supervisor:
             targets: nodes of the job; those that have ended may be left out.
             links: open sessions by node; a node without one is connected to.
             renew_lease: say that the launcher is there, which only the launcher may.
-            detach: follow only until all workers run.
+            detach: follow only until all workers run, whose logs are left to who attaches.
             offsets: by node and stream, from where the watcher wants to be told; else from where the store ends.
         """
         make_ready_for(target for target in targets if target.node not in links)
         for target in targets:
             wanted = (offsets or {}).get(target.node, {})
             known = {**self._intake.offsets(target.node), **wanted}
-            self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox)
+            self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox, logs=not detach)
         while not self._inbox.empty():  # a stop is in the store before any node is told, or asked whether it has the job
             self._take(self._inbox.get())
         for follower in self._followers.values():

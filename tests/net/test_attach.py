@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,19 @@ def test_who_attaches_while_the_job_is_set_up_sees_all_of_its_lines(workspace: W
     for shell in (launch, attach):
         assert shell.ended() == 0, shell.said()
         assert shell.lines(0)[:2] == ["[0] line 0 ", "[0] line 1 "] and shell.lines(0)[-1] == "[0] no newline"
+
+
+def test_who_attaches_first_to_a_detached_job_sees_all_of_it(workspace: Workspace) -> None:
+    """Its launch has shown no line, so it has taken none, even while the second node's worker was still to come."""
+    python = workspace.root / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *" worker "*"/node1 none") sleep 1;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    launched = workspace.dtrain("launch", counting_job(workspace), "--detach", "--set", f"cluster.python={python}")
+    assert launched.code == 0 and "] line" not in launched.err, launched.err
+    attach = Shell(workspace, 0, "attach")
+    attach.shows_more()
+    (workspace.root / "go").touch()
+    assert attach.ended() == 0
+    for rank in range(2):
+        *lines, last = attach.lines(rank)
+        assert lines == [f"[{rank}] line {i} " for i in range(len(lines))] and last == f"[{rank}] no newline"
