@@ -20,7 +20,8 @@ _LEAST_WIDTH = 9  # of a column that is cut off
 
 
 def print_jobs(console: Console, jobs: Sequence[JobSummary]) -> None:
-    """As much of each job as the console has room for: who launched it where that is not all the same, the end of its overrides."""
+    """As much of each job as the console has room for: who launched it where that is not all the same, and of its overrides what
+    no other job of that name has."""
     columns = {
         "job": [job.job for job in jobs],
         "name": [job.name for job in jobs],
@@ -32,7 +33,7 @@ def print_jobs(console: Console, jobs: Sequence[JobSummary]) -> None:
     more = {
         "commit": [short_commit(job.git_commit, job.git_changed) for job in jobs],
         "by": [job.launched_by for job in jobs] if any(job.launched_by != this_user() for job in jobs) else [],
-        "overrides": [" ".join(job.overrides) for job in jobs],
+        "overrides": [" ".join(words) for words in _telling(jobs)],
     }
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for name in columns:
@@ -46,6 +47,17 @@ def print_jobs(console: Console, jobs: Sequence[JobSummary]) -> None:
     for row in zip(*columns.values(), strict=True):
         table.add_row(*(Text(text, STYLES.get(text, "")) for text in row))
     console.print(table)
+
+
+def _telling(jobs: Sequence[JobSummary]) -> list[list[str]]:
+    """The words of each job's overrides, less those that all overridden jobs of its name have; all where they have the same."""
+    words = [" ".join(job.overrides).split(" ") for job in jobs]
+    sets: dict[str, list[set[str]]] = {}
+    for job, each in zip(jobs, words, strict=True):
+        if job.overrides:
+            sets.setdefault(job.name, []).append(set(each))
+    common = {name: set.intersection(*found) for name, found in sets.items()}
+    return [[word for word in each if word not in common.get(job.name, ())] or each for job, each in zip(jobs, words, strict=True)]
 
 
 def _width(name: str, texts: Sequence[str]) -> int:

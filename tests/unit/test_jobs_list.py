@@ -31,7 +31,16 @@ def test_each_line_says_by_what_its_job_differs() -> None:
     assert lines[0].split() == ["job", "name", "state", "size", "took", "exit", "commit", "overrides"]
     assert len(lines) == 41 and all(len(line) <= 80 for line in lines)
     assert lines[1].endswith("  0123456   …ner.learning_rate=0.0") and lines[40].endswith("  0123456+  …er.learning_rate=0.39")
-    assert _lines(*rates, width=120)[40].endswith("  --set trainer.learning_rate=0.39")
+    assert _lines(*rates, width=120)[40].endswith("  trainer.learning_rate=0.39")
+    assert _lines(rates[39], width=120)[1].endswith("  --set trainer.learning_rate=0.39")
+
+
+def test_what_all_jobs_of_a_name_have_is_left_out() -> None:
+    swept = [_job(i, overrides=(f"--set env.LR=0.{i}", "--set env.BS=32", "-- --epochs 3 --wd 0.1")) for i in range(3)]
+    other = _job(7, overrides=("--nodes n1",))
+    assert [line.split("0123456")[1].strip() for line in _lines(*swept)[1:]] == ["env.LR=0.0", "env.LR=0.1", "env.LR=0.2"]
+    assert [line.split("0123456")[1].strip() for line in _lines(other, _job(8))[1:]] == ["--nodes n1", ""]
+    assert _lines(swept[0], swept[0], width=120)[1].endswith("--set env.LR=0.0 --set env.BS=32 -- --epochs 3 --wd 0.1")
 
 
 def test_who_launched_is_shown_where_it_was_somebody_else() -> None:
