@@ -41,7 +41,9 @@ class Follower(threading.Thread):
         logs: those of a node that runs too.
     """
 
-    def __init__(self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any], *, logs: bool = True) -> None:
+    def __init__(
+        self, target: Target, link: Link | None, offsets: dict[str, int], inbox: queue.SimpleQueue[Any], *, logs: bool = True
+    ) -> None:
         super().__init__(name=f"follow {target.node}", daemon=True)
         self._target = target
         self._link = link

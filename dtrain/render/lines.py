@@ -40,6 +40,7 @@ class RankLines:
         self._node = node
         self._text = text
         self._partial: dict[str, list[bytes]] = {}  # by label, the parts of a line whose end has not arrived
+        self._bars: dict[str, str] = {}  # by label, such a line that is drawn over and over
 
     def take(self, node: str, stream: str, data: bytes) -> None:
         """The next bytes of a stream; those that are neither a worker's nor a setup's are passed over."""
@@ -49,18 +50,29 @@ class RankLines:
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
             self._take_lines(label, b"".join((*self._partial.pop(label, ()), whole)))
+            self._bars.pop(label, None)
         if rest:
-            _append(self._partial.setdefault(label, []), rest)
+            parts = self._partial.setdefault(label, [])
+            _append(parts, rest)
+            if b"\r" in rest or label in self._bars:
+                self._bars[label] = f"[{label}] {harmless(drawn(b''.join(parts)).decode(errors='replace'))}"
+
+    @property
+    def bar(self) -> str:
+        """The progress bar that the first of the ranks draws now; "" while none does. Any thread may ask."""
+        bars = tuple(self._bars.items())
+        return min(bars, key=lambda bar: (len(bar[0]), bar[0]))[1] if bars else ""
 
     def end(self) -> None:
         """Write what came without a newline."""
         for label, parts in sorted(self._partial.items()):
             self._take_lines(label, b"".join(parts))
-        self._partial.clear()
+        self.forget()
 
     def forget(self) -> None:
         """Leave what came without a newline to who goes on with these streams."""
         self._partial.clear()
+        self._bars.clear()
 
     def _label(self, node: str, stream: str) -> str | None:
         """Whose lines a stream has: a rank, or a node's setup; None where nobody wants them."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
@@ -54,10 +54,12 @@ class LiveView(StatusLine):
         """The job goes on: who attaches next shows the lines that are not whole yet."""
         self._lines.forget()
 
-    def __rich__(self) -> Text:
-        """The line below the log, drawn anew four times a second."""
+    def __rich__(self) -> RenderableType:
+        """What is below the log, drawn anew four times a second: a worker's own progress bar, and how the job goes."""
         keys = f"  ({self.keys})" if self.keys else ""
-        return Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}{keys}" if self._status else "", "dim")
+        status = Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}{keys}" if self._status else "", "dim")
+        bar = self._lines.bar
+        return Group(Text.from_ansi(bar, no_wrap=True, overflow="ellipsis"), status) if bar else status
 
     # ---- the start ----
 
@@ -116,6 +118,8 @@ class LiveView(StatusLine):
 
     def printed(self, node: str, stream: str, data: bytes) -> None:
         self._lines.take(node, stream, data)
+        if self.live is None and self._lines.bar and time.monotonic() - self._said_at_s >= _PLAIN_PROGRESS_S:
+            self._say_progress(self._lines.bar)
 
     def measured(self, metric: Mapping[str, Any]) -> None:
         evaluation = metric.get("evaluation")
@@ -153,9 +157,12 @@ class LiveView(StatusLine):
     def _progress(self, text: str, *, last: bool) -> None:
         now_s = time.monotonic()
         if self.live is None and (last or now_s - self._said_at_s >= _PLAIN_PROGRESS_S):
-            self._console.print(Text(text), soft_wrap=True)
-            self._said_at_s = now_s
+            self._say_progress(text)
         self._show(text)
+
+    def _say_progress(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+        self._said_at_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

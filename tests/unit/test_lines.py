@@ -128,3 +128,12 @@ def test_a_line_is_shown_before_the_next_one_comes() -> None:
     written: queue.SimpleQueue[str] = queue.SimpleQueue()
     FoldedLines(written.put, colour=False).take("n1", wire.rank_log(0), b"x\n")
     assert written.get(timeout=60) == "[0] x\n"
+
+
+def test_the_bar_that_the_first_rank_draws_is_there_to_be_shown() -> None:
+    lines = RankLines(lambda text: None, colour=False)
+    seen = []
+    for rank, data in ((10, b"\r1%"), (2, b"no bar"), (9, b"1%\r2"), (9, b"%"), (9, b"\r3%\x1b[2J"), (9, b"\ndone\n"), (10, b"\r2%\r\n")):
+        lines.take("n1", wire.rank_log(rank), data)
+        seen.append(lines.bar)
+    assert seen == ["[10] 1%", "[10] 1%", "[9] 2", "[9] 2%", "[9] 3%", "[10] 1%", ""]
