@@ -125,7 +125,7 @@ def start(spec: JobSpec, store: Store, progress: Progress, *, lease_s: float | N
             git_changed=None if checkout is None else checkout.changed,
             workdir_hash=snapshot.hash if snapshot is not None else None,
             files={"plan.json": plan_json(spec, plan, in_order), **({JOB_FILE: dump_job(spec)} if job_file(spec) else {})},
-            overrides=spec.overrides,
+            overrides=(*store.overrides_in(spec.path), *spec.overrides),
         )
         progress.planned(job, plan)
         secrets = {name: environ[name] for name in spec.secrets}

@@ -362,6 +362,13 @@ class Store:
         path = self.folder(job) / JOB_FILE
         return path if path.is_file() else None
 
+    def overrides_in(self, job_file: Path) -> tuple[str, ...]:
+        """Those of an old job that this file launches again; none in a file of the user's."""
+        if job_file.resolve() != (self.folder(job_file.parent.name) / JOB_FILE).resolve():
+            return ()
+        rows = self._rows("SELECT overrides FROM overrides WHERE job = ?", job_file.parent.name)
+        return tuple(text for (overrides,) in rows for text in json.loads(overrides or "[]"))
+
     def log(self, job: str, node: str, stream: str) -> Path:
         return self.folder(job) / node / stream
 

@@ -137,5 +137,8 @@ def test_an_old_job_runs_again_without_the_files_that_it_came_from(workspace: Wo
         assert old["worker_argv"] == new["worker_argv"] and new["worker_argv"][-2:] == ["--lr", "2"]
         assert new["worker_env"]["INHERITED"] == "from here"
     assert json.loads((newer / "node1/logs/rank1.log").read_text())["env"]["TOKEN"] == "t0ken"
+    assert workspace.status()["overrides"] == ["-- --lr 2"]
+    third = workspace.dtrain("launch", newer / "job.yaml", "--set", "grace=3", env={"TOKEN": "t0ken"})
+    assert third.code == 0 and workspace.status()["overrides"] == ["-- --lr 2", "--set grace=3"], third.err[-500:]
     unset = workspace.dtrain("launch", folder / "job.yaml")
     assert unset.code == 65 and "the secret TOKEN is not set here" in unset.err
