@@ -12,6 +12,7 @@ The key is made of the job's token and both nonces, so that nothing recorded is 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import os
@@ -44,6 +45,7 @@ class _Line:
         self.connection = connection
         self.node = ""  # that has proved to know the token
         self.heard_s = time.monotonic()
+        self.untaken: collections.deque[wire.Message] = collections.deque()  # heard; what one of them leads to may take the next
         self._token = token.encode()
         self._me, self._them = (_FIRST, _OTHER) if me == _FIRST else (_OTHER, _FIRST)
         self._nonce = os.urandom(_NONCE_BYTES)
@@ -280,9 +282,9 @@ class Tripwire:
         self._take(line, messages)
 
     def _take(self, line: _Line, messages: list[wire.Message]) -> None:
-        for message in messages:
-            if not self._is_open(line):
-                return
+        line.untaken.extend(messages)
+        while line.untaken and self._is_open(line):
+            message = line.untaken.popleft()
             if not line.node:
                 self._welcome(line, message)
             elif isinstance(message, wire.Beat):
@@ -321,7 +323,8 @@ class Tripwire:
         try:
             line.say(message)
         except OSError as error:
-            while self._is_open(line) and self._has_more(line):  # it may have said why before it went
+            self._take(line, [])  # it may have said why before it went
+            while self._is_open(line) and self._has_more(line):
                 self._hear(line)
             self._lose(line, _why(error))
 

@@ -26,16 +26,22 @@ class Node:
         self.said: list[tuple[str, wire.Message]] = []
         self.lost: list[tuple[str, str]] = []
         self.clocks: list[float] = []
+        self.pass_on: tuple[type[wire.Message], ...] = ()  # said again to all
         self.selector = selectors.DefaultSelector()
         watch = wire.Watch(token, name, NAMES[0], "127.0.0.1", ANY, names if name == NAMES[0] else ())
         self.tripwire = Tripwire(
             watch,
             self.selector,
-            lambda node, message: self.said.append((node, message)),
+            self.hear,
             lambda node, how, silent_s: self.lost.append((node, how)),
             self.clocks.append,
             lambda: silent_s,
         )
+
+    def hear(self, node: str, message: wire.Message) -> None:
+        self.said.append((node, message))
+        if isinstance(message, self.pass_on):
+            self.tripwire.tell(message)
 
     def turn(self) -> None:
         """What the agent's loop does once."""
@@ -189,6 +195,19 @@ def test_the_last_words_of_a_node_are_heard_although_it_is_gone(job: Job) -> Non
         job.first.tripwire.tell(wire.Finish())
     job.settle()
     assert job.first.said == [("n2", wire.Stop("failure", 1.0)), ("n2", wire.Bye())] and job.first.lost == []
+
+
+def test_words_that_came_in_one_piece_are_all_heard_although_it_is_gone(job: Job, clock: list[float]) -> None:
+    """The beat is answered and the stop passed on, which the kernel answers with a reset, while the goodbye is still to be taken."""
+    second = Node("n2")
+    job.join(second)
+    job.first.pass_on = (wire.Stop,)
+    clock[0] += BEAT_S + 0.1
+    second.tripwire.check()
+    second.tripwire.tell(wire.Stop("lease-over", 1.0))
+    second.tripwire.leave()
+    job.settle()
+    assert [type(message) for _, message in job.first.said] == [wire.Beat, wire.Stop, wire.Bye] and job.first.lost == []
 
 
 def test_beats_carry_the_clock_and_the_launchers_silence(job: Job, clock: list[float]) -> None:
