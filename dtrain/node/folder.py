@@ -12,7 +12,7 @@ import stat
 import struct
 import time
 
-from dtrain.node import wire
+from dtrain.node import disk, wire
 from dtrain.node.record import dataclass
 from dtrain.node.tree import Trees
 
@@ -21,6 +21,7 @@ BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UNSETTLED = "unsettled"
 _TREES_TIMEOUT_S = 60.0
+_EVENTS_BYTES = 64 * 1024  # some tracebacks long
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -215,6 +216,18 @@ class JobFolder:
             line = (b"\n" if is_torn else b"") + wire.to_json(event).encode() + b"\n"
             if os.write(fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(fd)
+
+    def reserve(self) -> None:
+        """Keep room for what has to be said at the job's end, however full its disk is by then.
+
+        Raises:
+            OSError: the disk has none.
+        """
+        fd = os.open(self.stream(wire.EVENTS), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            disk.reserve(fd, _EVENTS_BYTES)
         finally:
             os.close(fd)
 

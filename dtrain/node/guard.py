@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
     try:
         listener = folder.listen()
         folder.unsettle()
+        folder.reserve()
     except OSError as error:
         folder.settled()
         os.write(1, f"{error.errno}\n".encode())

@@ -20,6 +20,7 @@ _CAUSE = "The above exception was the direct cause of the following exception:"
 _SYNTAX_ERROR = re.compile(r"^  File \".*\", line \d+\n(?:    .*\n)*(?:SyntaxError|IndentationError|TabError): .*", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line once a process group exists
 _MORE_OF_MESSAGE = re.compile(r"[ \t]+\S|nccl\w+: |Last error:")
+_EXCEPTION = re.compile(r"[\w.]+(?::|$)")
 _MESSAGE_LINES = 20
 _ABORT = re.compile(r"^terminate called .*(?:\n  what\(\): .*(?:\n(?:nccl\w+: |Last error:).*|(?<=Last error:)\n.*)*)?", re.MULTILINE)
 
@@ -70,6 +71,12 @@ def last_words(output: str, exit_code: int, number: Optional[int]) -> LastWords:
     if aborts and signal.SIGABRT in (number, exit_code - 128):
         return LastWords(aborts[-1], is_peer_lost(aborts[-1]))
     return LastWords("", False)
+
+
+def is_whole(told: str) -> bool:
+    """Whether they end by naming an exception, or what C++ said; else a full disk may have cut them off."""
+    chain = exceptions(told)
+    return bool(told) and (not chain or _EXCEPTION.match(chain[-1]) is not None)
 
 
 def is_syntax_error(told: str) -> bool:

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from dtrain.node import lastwords, oom, procs, wire
+from dtrain.node import disk, lastwords, oom, procs, wire
 from dtrain.node.folder import JobFolder
+
+_BLOCK_BYTES = 4096
 
 
 def main(argv: list[str]) -> int:
@@ -126,9 +128,11 @@ class _Log:
 
     def __init__(self) -> None:
         self.fd = -1
+        self._path = ""
         self._end_when_told: Optional[int] = None
 
     def open(self, path: str) -> None:
+        self._path = path
         self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
 
     def told_to_end(self) -> None:
@@ -148,10 +152,11 @@ class _Log:
 
     def cut_off(self) -> str:
         """What stands in place of last words for which its disk has no room; "" where it has."""
-        disk = os.fstatvfs(self.fd)
-        if (disk.f_bavail if os.geteuid() else disk.f_bfree) > 0:
-            return ""
-        return f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}, where its log is: its last words are lost"
+        try:
+            disk.reserve(self.fd, _BLOCK_BYTES)
+        except OSError as error:
+            return f"[Errno {error.errno}] {error.strerror}: {self._path!r}; the last words there are cut off"
+        return ""
 
     def _before(self, end: int) -> str:
         start = max(0, end - lastwords.TAIL_BYTES)
@@ -168,5 +173,7 @@ def _ended(rank: int, local_rank: int, code: int, number: Optional[int], log: _L
             return wire.WorkerEnded(time.time(), rank, local_rank, code, number, early.told, symptom=False, failed_first=True)
     words = lastwords.last_words(log.tail() if code != 0 else "", code, number)
     symptom = number == signal.SIGTERM or words.is_peer_lost
-    told = words.told or (log.cut_off() if code != 0 and number is None else "")
+    told = words.told
+    if code != 0 and number is None and not lastwords.is_whole(told):
+        told = log.cut_off() or told
     return wire.WorkerEnded(time.time(), rank, local_rank, code, number, told, symptom)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from dtrain.node import wire
-from dtrain.node.lastwords import LastWords, exceptions, last_traceback, last_words
+from dtrain.node.lastwords import LastWords, exceptions, is_whole, last_traceback, last_words
 from dtrain.reasons import reason_of
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -136,3 +136,12 @@ def test_a_script_that_python_cannot_read_is_an_exception() -> None:
     ended = wire.WorkerEnded(1.0, 0, 0, 1, None, words.told, symptom=False)
     assert reason_of(ended) == "exception"
     assert last_words(said, 3, None).told == ""
+
+
+def test_what_a_full_disk_has_cut_off() -> None:
+    """Python writes a traceback in pieces, of which a small one may find room where a larger one did not."""
+    whole = ("ValueError: x", "KeyboardInterrupt", "torch.OutOfMemoryError: CUDA out of memory")
+    assert [is_whole(last_traceback(raised("OSError: y", message))) for message in whole] == [True] * 3
+    assert is_whole("terminate called after throwing an instance of 'c10::Error'\n  what():  no room")
+    mark = "Traceback (most recent call last):"
+    assert [is_whole(cut) for cut in ("", mark, f'{mark}\n  File "a.py", li', f"{mark}\nobject refcount : 2")] == [False] * 4
