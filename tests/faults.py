@@ -151,12 +151,12 @@ def _kill_guard(scene: Scene) -> None:
 
 
 def _kill_both(scene: Scene) -> None:
-    scene.signal(scene.target, [scene.agent(scene.target), scene.guard(scene.target)])
+    scene.kill_at_once(scene.target, [scene.agent(scene.target), scene.guard(scene.target)])
 
 
 def _kill_all_above_workers(scene: Scene) -> None:
     node = scene.target
-    scene.signal(node, [scene.agent(node), scene.guard(node), scene.mpi_or_torchrun(node), *scene.sessions(node)])
+    scene.kill_at_once(node, [scene.agent(node), scene.guard(node), scene.mpi_or_torchrun(node), *scene.sessions(node)])
 
 
 def _kill_everything(scene: Scene) -> None:

@@ -166,9 +166,14 @@ class Scene:
         self.began_s = self.began_s or time.monotonic()
 
     def signal(self, node: Node, pids: Iterable[int], number: int = signal.SIGKILL, *, check: bool = True) -> None:
-        """All at once: no other process comes between the first and the last."""
         self.hit()
         enter_processes(node, "kill", f"-{int(number)}", "--", *map(str, pids), check=check)
+
+    def kill_at_once(self, node: Node, pids: list[int]) -> None:
+        """None of them does anything after the death of another, as it may between two signals of signal()."""
+        self.signal(node, pids, signal.SIGSTOP)
+        self.until(lambda: all(_state(node, pid) == "T" for pid in pids), "all to stand still")
+        self.signal(node, pids)
 
     def order(self, node: Node, python: str) -> None:
         """Let a worker do something, at its next line."""
@@ -280,7 +285,16 @@ def enter_processes(node: Node, *argv: str, check: bool = True) -> None:
 
 
 def _parent(node: Node, pid: int) -> int:
-    return int(node.path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(_stat(node, pid)[1])
+
+
+def _state(node: Node, pid: int) -> str:
+    return _stat(node, pid)[0]
+
+
+def _stat(node: Node, pid: int) -> list[str]:
+    """What stands behind the name: state, parent, ..."""
+    return node.path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _read(path: Path) -> bytes:
