@@ -80,7 +80,7 @@ docs: $(INSTALLED) ## Write docs/job-file.md and docs/preflight.md from what dtr
 	$(BIN)/python tools/job_file_docs.py > docs/job-file.md
 	$(BIN)/python tools/preflight_docs.py > docs/preflight.md
 
-faults: setup ## The fault matrix of docs/reliability.md, and causes with clocks apart: half an hour
+faults: setup ## The fault matrix of docs/reliability.md, and causes with clocks apart: three quarters of an hour
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/pytest tests/net/test_causes.py -m ''
 

@@ -57,7 +57,8 @@ def main() -> int:
 
 
 def _any_fault(lan: Lan, workspace: Workspace, draw: random.Random) -> list[str]:
-    case, delay_s = Case(draw.choice(FAULTS), draw.choice(LAUNCHERS), draw.choice(MODES)), draw.uniform(0.0, MOST_DELAY_S)
+    case = Case(draw.choice(FAULTS), draw.choice(LAUNCHERS), draw.choice(MODES), is_short=True)
+    delay_s = draw.uniform(0.0, MOST_DELAY_S)
     print(case, end="", flush=True)
     measured = measure(case, lan, workspace, delay_s)
     print(f", {measured.stop_s or 0.0:.1f} s", end="")

@@ -7,22 +7,22 @@ to be. tests/net/test_faults.py, benchmarks/faults.py and benchmarks/soak.py run
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.cluster import Workspace
-from tests.lan import DIR, Lan
+from tests.lan import DIR, Lan, Node
 from tests.scene import GRACE_S, START_S, Failure, Measured, Scene, enter_processes
 
 STOP_S = 5.0 + GRACE_S  # from a wrong end to no process on any reachable node
 NOTICE_S = 20.0  # until a node that falls silent is noticed
 LOADED_S = 15.0  # what a loaded machine may take on top
-HIDDEN_S = 5.0
 LEASE_S = 4
-SLEEP_S = 40  # the nodes hang up after 30 s
+HANGS_UP_S = 30  # either end of a connection of which the other says nothing
 
 LAUNCHERS = ("torchrun", "mpirun")
 MODES = ("foreground", "detached")
@@ -73,6 +73,8 @@ class Fault:
     away: bool = False  # the target is not reachable until all is measured
     needs_contact: bool = False  # what is left on the target is ended by the next contact, which only a launcher makes by itself
     while_starting: bool = False
+    lasts_s: int = 0  # as its name says
+    short_s: int = 0  # where there is no time for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Case:
     fault: Fault
     launcher: str
     mode: str
+    is_short: bool = False
+
+    @property
+    def lasts_s(self) -> int:
+        return self.fault.short_s if self.is_short else self.fault.lasts_s
 
     @property
     def is_detached(self) -> bool:
@@ -98,7 +105,8 @@ class Case:
         return STOP_S + lease_s + (NOTICE_S if self.fault.silent else 0.0)
 
     def __str__(self) -> str:
-        return f"{self.fault.name} ({self.launcher}, {self.mode})"
+        shorter = f", {self.lasts_s} s" if self.lasts_s != self.fault.lasts_s else ""
+        return f"{self.fault.name} ({self.launcher}, {self.mode}{shorter})"
 
 
 # ---- the table ----
@@ -249,13 +257,38 @@ def _signal_agents(scene: Scene) -> None:
         scene.signal(node, [scene.agent(node), scene.guard(node)], number)
 
 
-def _hide(scene: Scene) -> None:
-    """The launching machine and the nodes do not hear each other for a while."""
-    scene.hit()
-    for node in scene.lan.nodes:
-        scene.lan.hide(node)
-    time.sleep(HIDDEN_S)  # a silence takes its time
-    scene.lan.heal()
+def _hide(*names: str) -> Callable[[Scene], None]:
+    def hide(scene: Scene) -> None:
+        """The launching machine and these nodes do not hear each other for a while, in which `status` says what is true."""
+        scene.follow()
+        hidden = [node for node in scene.lan.nodes if node.name in names]
+        scene.hit()
+        for node in hidden:
+            scene.lan.hide(node)
+        hidden_at, until_s = time.time(), time.monotonic() + scene.lasts_s
+        while time.monotonic() < until_s:
+            _status_is_true(scene, hidden, hidden_at)
+        if scene.lasts_s > HANGS_UP_S + LOADED_S:
+            for node in hidden:
+                assert re.search(rf"^{node.name}: .*; the job goes on there, connecting again$", scene.said(), re.MULTILINE), scene.said()
+        scene.lan.heal()
+
+    return hide
+
+
+def _status_is_true(scene: Scene, hidden: Sequence[Node], hidden_at: float) -> None:
+    """All runs. Of a node that does not answer it says that, and when it was heard last."""
+    status = scene.workspace.status("hurt")
+    assert (status["state"], status["exit_code"], status["first_failure"]) == (RUNNING, None, None), status
+    assert [(node["state"], *(rank["state"] for rank in node["ranks"])) for node in status["nodes"]] == [(RUNNING, RUNNING)] * 3, status
+    seen_at = {node["node"]: node["last_seen_at"] for node in status["nodes"]}
+    assert all(seen_at[node.name] < hidden_at + 1 for node in hidden), (status, hidden_at)
+    shown = scene.workspace.dtrain("status", "hurt")
+    assert shown.code == 0 and RUNNING in shown.out and not re.search("FAILED|LOST|SUCCEEDED|STOPPED", shown.out), shown.out
+    for node in hidden:
+        silent = re.search(rf"^{node.name} was not asked: no answer within 3 s; last seen (\d+)\.\d s ago$", shown.out, re.MULTILINE)
+        assert silent is not None, shown.out
+        assert int(silent[1]) >= time.time() - hidden_at - LOADED_S, shown.out
 
 
 def _hide_beyond_lease(scene: Scene) -> None:
@@ -291,33 +324,17 @@ def _kill_and_attach(scene: Scene) -> None:
     """Two follow the job from then on, to its end."""
     scene.hit()
     scene.kill_launcher()
-    logs = [scene.workspace.root / f"attach{number}.log" for number in range(2)]
-    for log in logs:
-        scene.undo.callback(_ends_with_job, scene.workspace.start("attach", "hurt", log=log))
+    logs = [scene.attach() for _ in range(2)]
     scene.until(lambda: all(log.read_text().count("line") > 10 for log in logs), "both to show lines")
 
 
-def _ends_with_job(attach: subprocess.Popen[str]) -> None:
-    try:
-        code = attach.wait(STOP_S + LOADED_S)
-    finally:
-        attach.kill()
-    assert code == STOPPED.exit_code
-
-
-def _stand_still(seconds: float) -> Callable[[Scene], None]:
-    def stand_still(scene: Scene) -> None:
-        """The launcher; where there is none, who attaches in its place."""
-        follower = scene.launch or scene.workspace.start("attach", "hurt", log=scene.workspace.root / "attach.log")
-        if scene.detached:
-            scene.undo.callback(_ends_with_job, follower)
-            scene.until(lambda: all(scene.sessions(node) for node in scene.lan.nodes), "the attach to connect")
-        scene.hit()
-        follower.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        follower.send_signal(signal.SIGCONT)
-
-    return stand_still
+def _stand_still(scene: Scene) -> None:
+    """The launcher; where there is none, who attaches in its place."""
+    follower = scene.follow()
+    scene.hit()
+    follower.send_signal(signal.SIGSTOP)
+    time.sleep(scene.lasts_s)
+    follower.send_signal(signal.SIGCONT)
 
 
 def _stop(*options: str) -> Callable[[Scene], None]:
@@ -387,8 +404,9 @@ FAULTS = (
     Fault("the disk is full", _fill_disk, _worker(1, "no-space")),  # the traceback that names it finds no room either
     Fault("the launcher is killed", _leave, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is cut off beyond its lease", _hide_beyond_lease, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
-    Fault("the launcher is cut off for 5 s", _hide, _always(GOES_ON)),
+    Fault("the launcher is cut off for 60 s", _hide(N1, N2, N3), _always(GOES_ON), lasts_s=60, short_s=5),
     Fault("a session and its sshd are killed", _cut_sessions, _always(GOES_ON)),
+    Fault("a node is cut off from the launcher for 60 s", _hide(N2), _always(GOES_ON), lasts_s=60, short_s=20),  # > 15 s
     Fault("TERM, INT, HUP to agent and guard", _signal_agents, _always(GOES_ON)),
     Fault("dtrain stop", _stop(), _always(STOPPED)),
     Fault("dtrain stop --grace 0", _stop("--grace", "0"), _always(STOPPED), args="--deaf"),
@@ -396,8 +414,11 @@ FAULTS = (
     Fault("Ctrl-C", _ctrl_c, _by_mode(End("STOPPED", 130), STOPPED)),
     Fault("the launcher's terminal closes", _close_terminal, _always(GOES_ON), lease_s=LEASE_S),
     Fault("the launcher is killed, and two attach", _kill_and_attach, _always(GOES_ON)),
-    Fault(f"the launcher stands still for {SLEEP_S} s", _stand_still(SLEEP_S), _always(GOES_ON)),
-    Fault("the launcher stands still beyond its lease", _stand_still(LEASE_S + 3), _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S),
+    Fault("the launcher stands still for 120 s", _stand_still, _always(GOES_ON), lasts_s=120, short_s=HANGS_UP_S + 5),
+    Fault(
+        "the launcher stands still beyond its lease", _stand_still, _by_mode(STOPPED, GOES_ON), lease_s=LEASE_S,
+        lasts_s=LEASE_S + 3, short_s=LEASE_S + 3,
+    ),
 )  # fmt: skip
 
 
@@ -415,7 +436,16 @@ def measure(case: Case, lan: Lan, workspace: Workspace, delay_s: float = 0.0) ->
     """
     fault = case.fault
     target = next(node for node in lan.nodes if node.name == fault.target)
-    scene = Scene(lan, workspace, case.launcher, detached=case.is_detached, target=target, args=fault.args, lease_s=fault.lease_s)
+    scene = Scene(
+        lan,
+        workspace,
+        case.launcher,
+        detached=case.is_detached,
+        target=target,
+        args=fault.args,
+        lease_s=fault.lease_s,
+        lasts_s=case.lasts_s,
+    )
     try:
         scene.start()
         if not fault.while_starting:
@@ -444,7 +474,8 @@ def _ended(case: Case, scene: Scene) -> Measured:
 
 def _went_on(scene: Scene) -> Measured:
     """All workers go on, the launching side hears of it, and a stop ends them."""
-    nodes = scene.lan.nodes
+    nodes, launch_log = scene.lan.nodes, scene.workspace.root / "launch.log"
+    is_followed = scene.launch is not None
     sizes = {node.name: len(scene.rank_log(node)) for node in nodes}
     scene.until(lambda: all(len(scene.rank_log(node)) > sizes[node.name] + 1000 for node in nodes), "the workers to go on")
     if scene.launch is not None:
@@ -460,6 +491,8 @@ def _went_on(scene: Scene) -> Measured:
     assert (after["state"], after["exit_code"], after["first_failure"]) == ("STOPPED", 143, None), after
     assert scene.launch is None or scene.ended() == 143
     lost = scene.lost_bytes(nodes)
+    scene.followers_ended(STOPPED.exit_code, STOP_S + LOADED_S)
+    scene.logs_are_whole(launch_log.read_text() if is_followed else None)
     scene.heal()
     return _measured(scene, status, None, stop_s, lost)
 

@@ -44,11 +44,15 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda number, stack: os._exit(options.last_word))
     print("ready", flush=True)
     for number in itertools.count(1):
-        print("\n".join(f"line {number:07d}.{part} of rank {rank}" for part in range(10)), flush=True)
+        print("\n".join(lines(number, rank)), flush=True)
         if os.path.exists(ORDER):
             with open(ORDER) as file:
                 exec(compile(file.read(), ORDER, "exec"))
         time.sleep(0.01)
+
+
+def lines(number: int, rank: int) -> list[str]:
+    return [f"line {number:07d}.{part} of rank {rank}" for part in range(10)]
 
 
 def grow_tree(*, with_clean_daemon: bool) -> None:

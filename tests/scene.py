@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -66,6 +68,7 @@ class Scene:
         args: str = "",
         lease_s: int | None = None,
         grace_s: int = GRACE_S,
+        lasts_s: int = 0,
     ) -> None:
         self.lan = lan
         self.workspace = workspace
@@ -75,6 +78,8 @@ class Scene:
         self.launch: subprocess.Popen[str] | None = None  # the launcher, while there is one
         self.began_s = 0.0  # of the fault, by time.monotonic()
         self.undo = contextlib.ExitStack()
+        self.lasts_s = lasts_s  # the fault
+        self._attached: list[subprocess.Popen[str]] = []
         self._lease_s = lease_s
         workspace.write("hostile_worker.py", Path(hostile_worker.__file__).read_text())
         workspace.write(
@@ -103,6 +108,24 @@ class Scene:
         if self.detached:
             assert self.ended() == 0, self.said()
 
+    def attach(self) -> Path:
+        """Follow the job until its end. What that shows."""
+        log = self.workspace.root / f"attach{len(self._attached)}.log"
+        self._attached.append(self.workspace.start("attach", "hurt", log=log))
+        return log
+
+    def follow(self) -> subprocess.Popen[str]:
+        """Who follows the job: the launcher; of a detached one that is gone, and one attaches in its place."""
+        if self.launch is not None:
+            return self.launch
+        shown = self.attach()
+        self.until(lambda: shown.read_text().count("line") > 10, "the attach to show lines")
+        return self._attached[-1]
+
+    def followers_ended(self, code: int | None, timeout_s: float) -> None:
+        """Those that attached, with the job's own code."""
+        assert [attached.wait(timeout_s) for attached in self._attached] == [code] * len(self._attached)
+
     def ended(self, timeout_s: float = START_S) -> int:
         """The launcher's exit code, once it has ended."""
         assert self.launch is not None
@@ -110,8 +133,8 @@ class Scene:
         return launch.wait(timeout_s)
 
     def said(self) -> str:
-        """What the launcher has said so far."""
-        return (self.workspace.root / "launch.log").read_text()
+        """What the launcher has said so far, or who attached in its place."""
+        return (self.workspace.root / ("attach0.log" if self._attached else "launch.log")).read_text()
 
     @property
     def job(self) -> str:
@@ -194,6 +217,8 @@ class Scene:
             self.ended()
 
     def heal(self) -> None:
+        for attached in self._attached:
+            attached.kill()
         self.undo.close()
         self.lan.heal()
 
@@ -235,6 +260,29 @@ class Scene:
         """How many bytes the ranks' logs have there, and how many of them the copies do not have."""
         logs = [(self.rank_log(node), self.copied_log(node)) for node in nodes]
         return sum(len(there) for there, _ in logs), sum(len(there) - _common(there, here) for there, here in logs)
+
+    def logs_are_whole(self, shown: str | None) -> None:
+        """What `dtrain logs` has of all ranks is what they wrote, and they wrote what they do when nothing happens to them.
+
+        Args:
+            shown: by a launch from the start to the end, in the order of arrival.
+        """
+        wanted, written = [], []
+        for rank, node in enumerate(self.lan.nodes):
+            log = self.rank_log(node).decode()
+            written += [f"[{rank}] {line}\n" for line in log.splitlines()]
+            lines = [line for number in range(log.count("\n") // 10) for line in hostile_worker.lines(number + 1, rank)]
+            wanted += [f"[{rank}] {line}\n" for line in ("ready", *lines)]
+        logs = self.workspace.dtrain("logs", "hurt")
+        assert logs.code == 0, logs.err
+        assert _hash(logs.out) == _hash("".join(written)) == _hash("".join(wanted))
+        if shown is not None:
+            by_rank = sorted(re.findall(r"^\[\d\] (?:ready|line).*\n", shown, re.MULTILINE), key=lambda line: line[:3])
+            assert _hash("".join(by_rank)) == _hash(logs.out)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""The fault matrix (tests/faults.py): here every fault once, spread over launchers and modes; `make faults` runs all combinations.
+"""The fault matrix (tests/faults.py): here every fault once, spread over launchers and modes, and none longer than it
+needs; `make faults` runs all combinations.
 
 Most run under mpirun, which starts in a tenth of torchrun's time; nothing of it but its processes takes part in most faults.
 """
@@ -24,7 +25,7 @@ _TURNS = (
     ("torchrun", "detached"),
     ("mpirun", "detached"),
 )
-CASES = tuple(Case(fault, *turn) for fault, turn in zip(FAULTS, itertools.cycle(_TURNS), strict=False))
+CASES = tuple(Case(fault, *turn, is_short=True) for fault, turn in zip(FAULTS, itertools.cycle(_TURNS), strict=False))
 assert {(case.launcher, case.mode) for case in CASES} == set(itertools.product(LAUNCHERS, MODES))
 
 

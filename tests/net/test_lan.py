@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import HOSTILE, PLACE, Result, Workspace
-from tests.lan import DIR, Lan, Node
+from tests.lan import DIR, Lan
 
 pytestmark = [pytest.mark.net, pytest.mark.root]
 
@@ -35,10 +35,6 @@ def go(lan: Lan) -> None:
 
 def ready(workspace: Workspace, num_workers: int) -> None:
     workspace.until(lambda: workspace.printed("ready") == num_workers, f"{num_workers} workers")
-
-
-def log_on(node: Node, job: str, rank: int) -> bytes:
-    return node.path(f"{DIR}/jobs/{job}/{node.name}/logs/rank{rank}.log").read_bytes()
 
 
 def test_the_nodes_are_machines_of_their_own(lan: Lan, workspace: Workspace) -> None:
@@ -195,38 +191,6 @@ def test_a_node_behind_a_bastion(lan: Lan, workspace: Workspace) -> None:
     assert result.code == 0, result.err
     assert '[1] ["n3", 1.0, "1", "2"' in result.err
     assert not lan.nodes[0].path(DIR).exists()
-
-
-COUNT = f"""
-import os, time
-number = 0
-while not os.path.exists("{GO}"):
-    number += 1
-    print(f"line {{number}} of rank {{os.environ['RANK']}}", flush=True)
-    time.sleep(0.01)
-"""
-
-
-def test_a_cut_on_the_way_to_a_node_costs_no_line(lan: Lan, workspace: Workspace) -> None:
-    """Its neighbours still hear it, so the job goes on."""
-    workspace.write("count.py", COUNT)
-    launch = workspace.start("launch", workspace.write("job.yaml", "name: counts\nscript: count.py\ncluster: lan.yaml\n"))
-    workspace.until(lambda: workspace.printed("line 1 ") == 3, "the first lines")
-    job = workspace.status("counts")["job"]
-    lan.hide(lan.nodes[1])
-    time.sleep(20)
-    assert launch.poll() is None
-    lan.heal()
-    before = len(log_on(lan.nodes[1], job, 1))
-    workspace.until(lambda: len(log_on(lan.nodes[1], job, 1)) > before, "a line after the cut")
-    go(lan)
-    result = workspace.wait(launch)
-    assert result.code == 0, result.err
-    for rank, node in enumerate(lan.nodes):
-        written = log_on(node, job, rank).decode().splitlines()
-        assert written == [f"line {i} of rank {rank}" for i in range(1, len(written) + 1)]
-        assert workspace.dtrain("logs", "--ranks", str(rank)).out.splitlines() == [f"[{rank}] {line}" for line in written]
-        assert [line for line in result.err.splitlines() if line.startswith(f"[{rank}] line")] == [f"[{rank}] {line}" for line in written]
 
 
 def test_values_arrive_byte_for_byte_past_noisy_shells(lan: Lan, workspace: Workspace) -> None:
