@@ -9,6 +9,7 @@ import os
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _KEEP_SIZE = 1  # linux/falloc.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_fallocate = getattr(_LIBC, "fallocate64", None) or _LIBC.fallocate  # musl has one alone
 
 
 def reserve(fd: int, size_bytes: int) -> None:
@@ -18,7 +19,7 @@ def reserve(fd: int, size_bytes: int) -> None:
     Raises:
         OSError: one of FULL: it has not so much.
     """
-    if _LIBC.fallocate64(fd, _KEEP_SIZE, ctypes.c_int64(os.fstat(fd).st_size), ctypes.c_int64(size_bytes)) != 0:
+    if _fallocate(fd, _KEEP_SIZE, ctypes.c_int64(os.fstat(fd).st_size), ctypes.c_int64(size_bytes)) != 0:
         code = ctypes.get_errno()
         if code in FULL:
             raise OSError(code, os.strerror(code))
