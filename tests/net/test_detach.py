@@ -109,6 +109,19 @@ def test_a_terminal_that_closes_before_the_job_runs(workspace: Workspace) -> Non
     assert workspace.status()["state"] == "SUCCEEDED"
 
 
+def test_a_terminal_that_closes_during_a_detached_start(workspace: Workspace) -> None:
+    job = workspace.waiting_job("early", instances=1)
+    job.write_text(job.read_text() + f"setup: touch {workspace.root}/begun; while [ ! -e {workspace.root}/set-up ]; do sleep 0.05; done\n")
+    launch = workspace.on_terminal("launch", job, "--detach")
+    workspace.until(lambda: (workspace.root / "begun").exists(), f"the setup: {launch.said()}")
+    launch.hang_up()
+    (workspace.root / "set-up").touch()
+    assert launch.process.wait(60) == 73  # there is nobody to take the id
+    assert workspace.status()["state"] == "RUNNING"
+    (workspace.root / "go").touch()
+    workspace.until(lambda: workspace.status()["state"] == "SUCCEEDED", "the job to end")
+
+
 def test_ctrl_c_on_a_terminal_stops_the_job(workspace: Workspace) -> None:
     launch = workspace.on_terminal("launch", workspace.waiting_job("stopped"))
     workspace.until(lambda: num_ranks("ready", launch.said()) == 2, "the workers")

@@ -168,6 +168,23 @@ def test_ctrl_c_ends_the_waiting_and_leaves_nothing(workspace: Workspace, foreig
     assert not list(workspace.nodes.glob("jobs/*")) and workspace.dtrain("status").err == "no job was launched from here yet\n"
 
 
+def test_a_terminal_that_closes_does_not_end_the_waiting(workspace: Workspace, foreigner: subprocess.Popen[bytes]) -> None:
+    """The job has its turn all the same, as a person expects who asked for it and went home."""
+    gpus = Gpus(workspace, 1)
+    gpus.compute(0, foreigner.pid)
+    go = workspace.root / "go"
+    launch = workspace.on_terminal("launch", _job(workspace, "turn", "1", go=go), "--wait")
+    workspace.until(lambda: "waiting for GPUs" in launch.said(), "the first look")
+    launch.hang_up()
+    before = gpus.num_asked
+    workspace.until(lambda: gpus.num_asked > before, "another look")
+    gpus.idle()
+    assert launch.process.wait(60) == 0
+    assert (job := workspace.status())["state"] == "RUNNING", job
+    go.touch()
+    assert workspace.dtrain("attach", "turn").code == 0
+
+
 def test_killed_agents_hold_no_gpu(workspace: Workspace) -> None:
     Gpus(workspace, 1)
     launch = workspace.start("launch", _job(workspace, "killed", "1", go="never"))
