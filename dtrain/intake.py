@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Protocol
 from typing_extensions import ParamSpec
 
 from dtrain.errors import STOPPED, NodeUnreachable, NoSpace
+from dtrain.findings import listed
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
@@ -156,6 +157,9 @@ class Intake:
             self.take_own(StartFailed(time.time(), STOPPED, "`dtrain stop` came before all nodes had it"))
         elif self._store.is_launcher_gone(self._job):
             self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
+        elif not self._store.was_launched_here(self._job):  # whoever starts it elsewhere cannot go on either
+            text = f"it is over, and {listed(sorted(self._silent))} had none of it"
+            self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, text))
 
     def _lines(self, node: str, where: wire.StreamBytes, data: bytes) -> list[tuple[int, bytes]]:
         """Offset and text of each line that is complete by now, with its newline."""

@@ -246,8 +246,16 @@ class Store:
 
     def is_launcher_gone(self, job: str) -> bool:
         """Whether the process that launched a job from this machine has ended; False where that cannot be known."""
-        rows = self._rows("SELECT pid, start_ticks, boot_id FROM launchers WHERE job = ?", job)
-        return any(boot_id == _boot_id() != "" and _start_ticks(pid) != start_ticks for pid, start_ticks, boot_id in rows)
+        query = "SELECT pid, start_ticks, boot_id, launched_by FROM launchers JOIN jobs USING (job) WHERE job = ?"
+        for pid, start_ticks, boot_id, launched_by in self._rows(query, job):
+            if boot_id == _boot_id():
+                return boot_id != "" and _start_ticks(pid) != start_ticks
+            return bool(launched_by == this_user())  # this machine was started anew; another one may share the store
+        return False
+
+    def was_launched_here(self, job: str) -> bool:
+        """And not taken up from its nodes."""
+        return bool(self._rows("SELECT 1 FROM launchers WHERE job = ?", job))
 
     def jobs(self, limit: int | None = None) -> list[JobRecord]:
         """All jobs, newest first."""

@@ -19,9 +19,10 @@ from dtrain.spec import load_job
 from dtrain.store import JobRecord, JobSummary, Store
 
 
-def _add(store: Store, folder: Path, job: str, name: str, overrides: tuple[str, ...] = ()) -> JobRecord:
+def _add(store: Store, folder: Path, job: str, name: str, overrides: tuple[str, ...] = (), instances: int = 1) -> JobRecord:
     (folder / "train.py").touch()
-    (folder / "job.yaml").write_text(f"name: {name}\nscript: train.py\ncluster: {{instances: 1, gpus_per_instance: 1, device: cpu}}\n")
+    cluster = f"cluster: {{instances: {instances}, gpus_per_instance: 1, device: cpu}}\n"
+    (folder / "job.yaml").write_text(f"name: {name}\nscript: train.py\n{cluster}")
     spec = load_job(folder / "job.yaml", environ={})
     store.add(job, make_plan(spec), spec.cluster, workdir=folder, outputs="out", git_commit=None, workdir_hash="h", overrides=overrides)
     return store.find(job)
@@ -104,6 +105,31 @@ def test_two_processes_each_know_what_the_other_asked_for(tmp_path: Path) -> Non
     assert store.find("aa11").exit_code == 143
     stop.take_own(StopAsked(4.0, "stop"))  # it has not heard of the node's end
     assert store.find("aa11").state is State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("elsewhere", "it is over, and node1 had none of it"),
+        ("before this machine's restart", "its launcher was killed before all nodes had it"),
+        ("by a process that goes on", None),
+    ],
+)
+def test_a_start_that_came_to_some_nodes_alone(tmp_path: Path, where: str, told: str | None) -> None:
+    """One node's part is over, and the other never had any: who may still be starting the job is waited for, and nobody else."""
+    launched, taken_up = Store(tmp_path / "launched"), Store(tmp_path / "taken-up")
+    record = _add(launched, tmp_path, "aa11", "train", instances=2)
+    taken_up.adopt(record)
+    if where == "before this machine's restart":
+        with closing(sqlite3.connect(tmp_path / "launched/store.db")) as db, db:
+            db.execute("UPDATE launchers SET boot_id = 'another'")
+    intake = Intake(taken_up if where == "elsewhere" else launched, "aa11", record.plan, Silent())
+    intake.take("node1", wire.CaughtUp(alive=False, known=False), b"")
+    assert not intake.state.state.is_final
+    events = (wire.AgentStarted(1.0, 1, 1, "b"), wire.NodeEnded(2.0, "failed", "never-committed", "", ()))
+    intake.take("node0", wire.StreamBytes(wire.EVENTS, 0), b"".join(wire.to_json(event).encode() + b"\n" for event in events))
+    failed = intake.state.start_failed
+    assert (failed and failed.text, intake.state.exit_code) == (told, told and 69)
 
 
 def test_what_was_overridden_is_kept(tmp_path: Path) -> None:
