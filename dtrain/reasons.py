@@ -43,7 +43,7 @@ REASONS: Mapping[str, Reason] = {
     "rebooted": Reason("see why it went down; a job goes on from its last checkpoint when it is launched again", "it was started anew"),
     "node-lost": Reason("look whether it is up (ping, ssh), and at the network between the nodes", "the job has lost it"),
     "folder-gone": Reason("see who cleans up there, and whether its disk is full", "its job folder was deleted, or cannot be written"),
-    "never-committed": Reason("start the job again", "it was prepared and never told to start"),
+    "never-committed": Reason("start the job again", "its launcher was gone before it was told to start"),
     "lease-over": Reason("a longer --lease lets it run on", "its launcher was silent for longer than the lease"),
 }
 _MESSAGES = (  # of an exception, or of worker.py; the first that matches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -175,3 +176,30 @@ def test_who_attaches_first_to_a_detached_job_sees_all_of_it(workspace: Workspac
     for rank in range(2):
         *lines, last = attach.lines(rank)
         assert lines == [f"[{rank}] line {i} " for i in range(len(lines))] and last == f"[{rank}] no newline"
+
+
+@pytest.mark.parametrize("killed", ["launcher", "agents too"])
+def test_a_job_whose_start_was_killed(workspace: Workspace, killed: str) -> None:
+    """Before any node was told to run it: whoever looks, then or later, sees its end, and why."""
+    code, cause = {
+        "launcher": (78, "its launcher was gone before it was told to start"),
+        "agents too": (69, "dtrain's agent and guard on it were killed"),
+    }[killed]
+    job = counting_job(workspace)
+    job.write_text(job.read_text() + f"setup: echo sets up; touch {workspace.root}/begun; sleep 600\n")
+    launch = Shell(workspace, 0, "launch", job)
+    workspace.until(lambda: (workspace.root / "begun").exists(), "the setup")
+    beside = Shell(workspace, 1, "attach")
+    workspace.until(lambda: "attached to" in beside.said(), "the attach")
+    dtrains = [pid for pid, command in workspace.leftovers().items() if " guard " in command] if killed == "agents too" else []
+    for pid in (launch.process.pid, *dtrains):
+        os.kill(pid, signal.SIGKILL)
+    assert beside.ended() == code, beside.said()
+    assert cause in beside.said(), beside.said()
+    after = workspace.dtrain("attach", "counts")
+    assert after.code == code and cause in after.err, after.err
+    status = workspace.status()
+    assert (status["state"], status["exit_code"]) == ("LOST" if dtrains else "FAILED", code)
+    logs = workspace.dtrain("logs")
+    assert logs.code == 0 and "setup] sets up" in logs.out, logs
+    workspace.until(lambda: workspace.leftovers() == {}, "the setup to end")
