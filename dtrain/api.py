@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.catchup import catch_up
-from dtrain.errors import GpusMissing, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
+from dtrain.errors import DtrainError, GpusMissing, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
 from dtrain.findings import Finding
 from dtrain.intake import Silent, Watcher
 from dtrain.jobstate import JobState, State
@@ -106,7 +106,13 @@ def targets(record: JobRecord) -> tuple[Target, ...]:
 
 
 def refresh(
-    store: Store, records: Sequence[JobRecord], *, lost_too: bool = False, logs: bool = False, within_s: float = ASK_NODES_S
+    store: Store,
+    records: Sequence[JobRecord],
+    *,
+    lost_too: bool = False,
+    logs: bool = False,
+    within_s: float = ASK_NODES_S,
+    silent: Mapping[str, DtrainError] | None = None,
 ) -> dict[str, dict[str, str]]:
     """Ask the nodes of the jobs that are not over for what the store does not have, all at once.
 
@@ -114,6 +120,7 @@ def refresh(
         lost_too: also ask the lost nodes of jobs that are over: they may be there again, and know better.
         logs: also for what the workers of nodes that run have printed.
         within_s: how long a node may be silent.
+        silent: by node that has just not answered, why not; it is not asked again.
 
     Returns:
         By job id, why each node that did not answer did not.
@@ -125,7 +132,7 @@ def refresh(
                 asked.append((record, unended(record, store.state(record), lost_too=True)))
             except NodeUnreachable as error:
                 problems[record.job] = {instance.name: error.message for instance in record.cluster.instances}
-    return {**problems, **catch_up(store, asked, within_s, logs=logs)}
+    return {**problems, **catch_up(store, asked, within_s, logs=logs, silent=silent)}
 
 
 def unended(record: JobRecord, state: JobState, *, lost_too: bool = False) -> tuple[Target, ...]:
@@ -160,27 +167,41 @@ def the_one(running: Sequence[JobRecord]) -> JobRecord | None:
     return running[0] if running else None
 
 
-def find(store: Store, wanted: str | None, *, logs: bool = False, within_s: float = ASK_NODES_S) -> tuple[JobRecord, dict[str, str]]:
+def find(
+    store: Store,
+    wanted: str | None,
+    *,
+    logs: bool = False,
+    within_s: float = ASK_NODES_S,
+    silent: Mapping[str, DtrainError] | None = None,
+) -> tuple[JobRecord, dict[str, str]]:
     """The job that a person means, as its nodes know it now; and why each node that did not answer did not.
 
     Args:
-        logs, within_s: as for refresh.
+        logs, within_s, silent: as for refresh.
 
     Raises:
         NoSuchJob: there is none, or several.
     """
     record = store.find(wanted)
-    problems = refresh(store, [record], lost_too=True, logs=logs, within_s=within_s).get(record.job, {})
+    problems = refresh(store, [record], lost_too=True, logs=logs, within_s=within_s, silent=silent).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
 
 
-def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[str, int, int], None]) -> Outcomes[tuple[int, int]]:
+def fetch(
+    record: JobRecord,
+    into: Path,
+    node: str | None,
+    progress: Callable[[str, int, int], None],
+    silent: Mapping[str, DtrainError] | None = None,
+) -> Outcomes[tuple[int, int]]:
     """Bring the outputs of a job's name home, each node's into a folder of its own.
 
     Args:
         node: only this one's.
         progress: called with node, bytes got and bytes to get.
+        silent: by node that has just not answered, why not; it is not asked again.
 
     Returns:
         For each node, files there now and files that were sent, or why they could not be brought.
@@ -203,6 +224,8 @@ def fetch(record: JobRecord, into: Path, node: str | None, progress: Callable[[s
         progress(node, moved_bytes, total_bytes)
 
     def fetch_from(target: Target) -> tuple[int, int]:
+        if silent is not None and target.node in silent:
+            raise silent[target.node]
         with contextlib.closing(Link.open(target)) as link:
             ended = threading.Event()
             under_way.append(ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dtrain.errors import DtrainError
 from dtrain.intake import Intake, Silent
@@ -16,13 +16,19 @@ from dtrain.store import JobRecord, Store
 
 
 def catch_up(
-    store: Store, jobs: Sequence[tuple[JobRecord, Sequence[Target]]], timeout_s: float, *, logs: bool = False
+    store: Store,
+    jobs: Sequence[tuple[JobRecord, Sequence[Target]]],
+    timeout_s: float,
+    *,
+    logs: bool = False,
+    silent: Mapping[str, DtrainError] | None = None,
 ) -> dict[str, dict[str, str]]:
     """Bring the store up to what the nodes of some jobs know now, all nodes at once, however much that is.
 
     Args:
         timeout_s: how long a node may be silent.
         logs: of nodes that have not ended too. They may be long, and an `attach` goes on where they end here.
+        silent: by node that has just not answered, why not; it is not asked again.
 
     Returns:
         By job, why each node that could not be asked in time was not, by name.
@@ -33,6 +39,9 @@ def catch_up(
     waiting = {(target.job, target.node) for _, targets in jobs for target in targets}
     for _, targets in jobs:
         for target in targets:
+            if silent is not None and target.node in silent:
+                told.put((target, silent[target.node], b""))
+                continue
             follow = wire.Follow(intakes[target.job].offsets(target.node), once=True, logs=logs)
             threading.Thread(target=_ask_once, args=(target, follow, told), daemon=True).start()
     problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}

@@ -27,7 +27,7 @@ class FoundJob:
 @dataclass(frozen=True, slots=True)
 class Discovered:
     jobs: tuple[FoundJob, ...]  # newest first
-    silent: dict[str, str]  # by node that could not be asked, why not
+    silent: dict[str, DtrainError]  # by node that could not be asked, why not
     asked_at: float
     left_out: tuple[str, ...]  # jobs of which no more can be said, a line each
 
@@ -59,6 +59,7 @@ def discover(cluster: ClusterSpec, step: Callable[[str], None]) -> Discovered:
         if not told.results:
             reached.all()
             told.all()
+        silent = {**reached.errors, **told.errors}
         by_job: dict[str, list[_Sighting]] = {}
         for sighting in (each for sightings in told.results.values() for each in sightings):
             by_job.setdefault(sighting.here.job, []).append(sighting)
@@ -66,13 +67,12 @@ def discover(cluster: ClusterSpec, step: Callable[[str], None]) -> Discovered:
         for job, sightings in by_job.items():
             try:
                 record = _record(sightings[0].here, links[sightings[0].asked])
-                jobs.append(_found(record, cluster, sightings, told.results))
+                jobs.append(_found(record, cluster, sightings, silent))
             except DtrainError as error:
                 left_out.append(f"job {job} is left out: {error.message}")
     finally:
         for link in links.values():
             link.close()
-    silent = {node: error.message for node, error in {**reached.errors, **told.errors}.items()}
     return Discovered(tuple(sorted(jobs, key=lambda found: -found.record.created_at)), silent, time.time(), tuple(left_out))
 
 
@@ -95,7 +95,7 @@ def _record(here: wire.JobHere, link: Link) -> JobRecord:
         raise PreflightFailed(f"another version of dtrain launched it ({error})") from error
 
 
-def _found(record: JobRecord, cluster: ClusterSpec, sightings: Sequence[_Sighting], answered: Container[str]) -> FoundJob:
+def _found(record: JobRecord, cluster: ClusterSpec, sightings: Sequence[_Sighting], silent: Container[str]) -> FoundJob:
     """Raises PreflightFailed: the nodes that the cluster's file names are not all that there were, or do not all have it any more."""
     plan = record.plan
     instances = {instance.name: instance for instance in cluster.instances}
@@ -105,12 +105,13 @@ def _found(record: JobRecord, cluster: ClusterSpec, sightings: Sequence[_Sightin
     if missing := [node.name for node in plan.nodes if node.name not in instances]:
         raise PreflightFailed(f"it has nodes that the cluster file does not name: {listed(missing)}")
     told = [each for planned in plan.nodes if planned.name in by_node for each in _events(by_node[planned.name])]
-    state = JobState.of(plan, [(name, event) for _, name, event in sorted(told, key=lambda each: each[0])])
+    state = JobState.of(plan, [(name, event) for _, name, event in sorted(told, key=lambda each: each[0])], State.UNKNOWN)
     for each in state.nodes:
-        is_silent = each.name in by_node and not by_node[each.name].here.alive
-        if is_silent and not each.state.is_final and each.state is not State.PENDING:
-            state = state.after(LAUNCHING_SIDE, NodeLost(time.time(), each.name, "dtrain's agent and guard on it are gone"))
-    gone = [node.name for node in plan.nodes if node.name in answered and node.name not in by_node]
+        is_dead = each.name in by_node and not by_node[each.name].here.alive and each.state is not State.UNKNOWN
+        how = "dtrain's agent and guard on it are gone" if is_dead else each.missed if each.name in silent else ""
+        if how and not each.state.is_final:
+            state = state.after(LAUNCHING_SIDE, NodeLost(time.time(), each.name, how))
+    gone = [node.name for node in plan.nodes if node.name not in silent and node.name not in by_node]
     if gone and all(node.state.is_final for node in state.nodes if node.name in by_node):
         raise PreflightFailed(f"it is over, and {listed(gone)} has removed what it kept of it")
     reached = record.reached_by(replace(cluster, instances=tuple(instances[node.name] for node in plan.nodes)))

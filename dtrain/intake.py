@@ -64,7 +64,7 @@ class Intake:
         events, self._offsets = store.events_and_offsets(job)
         self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
         self.unkept: NoSpace | None = None  # why the store has not all of what was taken
-        self.state = JobState.of(plan, events)
+        self.state = JobState.of(plan, events, store.first_state(job))
 
     def offsets(self, node: str) -> dict[str, int]:
         """Where to follow a node's streams from at first: its events from where this state ends, for another follower may be ahead."""
@@ -142,7 +142,7 @@ class Intake:
         """Neither agent nor guard is there, and all that they wrote was read: without a last word, they were killed."""
         self.take_others()
         state = next(each.state for each in self.state.nodes if each.name == node)
-        if state is State.PENDING:
+        if state in (State.PENDING, State.UNKNOWN):
             self._silent.add(node)
             self._conclude()
         elif not state.is_final:

@@ -21,6 +21,7 @@ LAUNCHING_SIDE = ""  # node name under which the launching side's own events are
 
 
 class State(str, Enum):
+    UNKNOWN = "UNKNOWN"  # of a job that was launched elsewhere: nobody has said yet
     PENDING = "PENDING"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -121,14 +122,20 @@ class JobState:
     is_lease_lifted: bool = False  # of one node: it tells the others
 
     @classmethod
-    def planned(cls, plan: LaunchPlan) -> JobState:
+    def planned(cls, plan: LaunchPlan, first: State = State.PENDING) -> JobState:
         return cls(
-            tuple(NodeState(node.name, tuple(RankState(worker.rank, worker.local_rank) for worker in node.workers)) for node in plan.nodes)
+            tuple(
+                NodeState(node.name, tuple(RankState(worker.rank, worker.local_rank, first) for worker in node.workers), first)
+                for node in plan.nodes
+            )
         )
 
     @classmethod
-    def of(cls, plan: LaunchPlan, events: Iterable[tuple[str, Event]]) -> JobState:
-        state = cls.planned(plan)
+    def of(cls, plan: LaunchPlan, events: Iterable[tuple[str, Event]], first: State = State.PENDING) -> JobState:
+        """Args:
+        first: of a node without an event.
+        """
+        state = cls.planned(plan, first)
         for node, event in events:
             state = state.after(node, event)
         return state
@@ -146,10 +153,10 @@ class JobState:
             if self.first_failure is not None:
                 return State.FAILED
             return State.STOPPED if State.STOPPED in states or self.stop_cause else State.SUCCEEDED
-        if states == {State.PENDING}:
-            return State.PENDING
-        running = states <= {State.RUNNING, State.SUCCEEDED, State.FAILED, State.STOPPED}
-        return State.RUNNING if running else State.STARTING
+        known = states - {State.UNKNOWN} or states
+        if known in ({State.PENDING}, {State.UNKNOWN}):
+            return known.pop()
+        return State.RUNNING if all(state is State.RUNNING or state.is_final for state in known) else State.STARTING
 
     @property
     def first_failure(self) -> Failure | None:
@@ -271,7 +278,7 @@ class JobState:
     def _with_rank(self, name: str, rank: int, **changes: object) -> JobState:
         node = next(node for node in self.nodes if node.name == name)
         ranks = tuple(replace(each, **changes) if each.rank == rank else each for each in node.ranks)  # type: ignore[arg-type]
-        started = all(each.state is not State.PENDING for each in ranks)
+        started = all(each.state not in (State.PENDING, State.UNKNOWN) for each in ranks)
         return self._with_node(name, ranks=ranks, state=State.RUNNING if started else node.state)
 
 

@@ -231,7 +231,7 @@ class Store:
     def adopt(self, record: JobRecord) -> None:
         """Take up a job that was launched elsewhere; of one that is here already only how its nodes are reached, if even that."""
         with self._writing():
-            self._insert(replace(record, state=State.PENDING, exit_code=None))  # until its events say more
+            self._insert(replace(record, state=State.UNKNOWN, exit_code=None))  # until its events say more
             moved = "UPDATE jobs SET cluster = ? WHERE job = ? AND launched_by != ?"
             self._db.execute(moved, (record.cluster_json, record.job, this_user()))
 
@@ -246,16 +246,19 @@ class Store:
 
     def is_launcher_gone(self, job: str) -> bool:
         """Whether the process that launched a job from this machine has ended; False where that cannot be known."""
-        query = "SELECT pid, start_ticks, boot_id, launched_by FROM launchers JOIN jobs USING (job) WHERE job = ?"
-        for pid, start_ticks, boot_id, launched_by in self._rows(query, job):
-            if boot_id == _boot_id():
-                return boot_id != "" and _start_ticks(pid) != start_ticks
-            return bool(launched_by == this_user())  # this machine was started anew; another one may share the store
-        return False
+        rows = self._rows("SELECT pid, start_ticks, boot_id, launched_by FROM launchers JOIN jobs USING (job) WHERE job = ?", job)
+        return any(
+            boot_id != "" and (_start_ticks(pid) != start_ticks if boot_id == _boot_id() else launched_by == this_user())
+            for pid, start_ticks, boot_id, launched_by in rows  # of another boot of this machine, or of one that shares the store
+        )
 
     def was_launched_here(self, job: str) -> bool:
         """And not taken up from its nodes."""
         return bool(self._rows("SELECT 1 FROM launchers WHERE job = ?", job))
+
+    def first_state(self, job: str) -> State:
+        """Of its nodes, before they say anything."""
+        return State.PENDING if self.was_launched_here(job) else State.UNKNOWN
 
     def jobs(self, limit: int | None = None) -> list[JobRecord]:
         """All jobs, newest first."""
@@ -358,7 +361,7 @@ class Store:
         return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
 
     def state(self, record: JobRecord) -> JobState:
-        return JobState.of(record.plan, self.events(record.job))
+        return JobState.of(record.plan, self.events(record.job), self.first_state(record.job))
 
     # ---- copies of the nodes' streams ----
 

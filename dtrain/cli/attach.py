@@ -33,7 +33,7 @@ def command(job: str | None, cluster: Path | None) -> int:
     has ended before.
     """
     store = Store.default()
-    record = store.find(taken_up(store, cluster, job))  # the nodes are not asked first: what that brings would not be shown
+    record = store.find(taken_up(store, cluster, job).job)  # the nodes are not asked first: what that brings would not be shown
     if record.state.is_final:
         record, _ = api.find(store, record.job)  # where it was lost, its nodes may know better
     state = store.state(record)

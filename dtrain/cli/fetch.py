@@ -32,14 +32,15 @@ def command(job: str | None, cluster: Path | None, node: str | None, to: Path | 
     Outputs persist per job name; files that are here already are not sent again.
     """
     store = Store.default()
-    record, _ = api.find(store, taken_up(store, cluster, job))
+    meant = taken_up(store, cluster, job)
+    record, _ = api.find(store, meant.job, silent=meant.silent)
     if to is None and not record.workdir.is_dir():
         raise click.UsageError(f"the workdir of job {record.name} {record.job}, {record.workdir}, is not there: --to DIR says where")
     into = to if to is not None else record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
     out = console.person()
     out.print(f"job {record.name} {record.job}", soft_wrap=True)
     with Transfer(out, "fetching") as transfer:
-        fetched = api.fetch(record, into, node, transfer.moved)
+        fetched = api.fetch(record, into, node, transfer.moved, meant.silent)
     for name, (there, sent) in fetched.results.items():
         files = f"{counted(there, 'file')} in {into / name}, {sent} of them new" if there else "no outputs yet"
         out.print(f"{name}: {files}", soft_wrap=True)

@@ -64,10 +64,12 @@ def command(
     """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
     store = Store.default()
     within_s = api.ASK_NODES_S if cluster is None else LOGIN_S  # of which nothing is here yet
-    record, problems = api.find(store, taken_up(store, cluster, job), logs=True, within_s=within_s)
+    meant = taken_up(store, cluster, job)
+    record, problems = api.find(store, meant.job, logs=True, within_s=within_s, silent=meant.silent)
     streams = _streams(record, ranks, node)
     for name, problem in problems.items():
-        console.person().print(f"{name} was not asked: {problem}", style="yellow", soft_wrap=True)
+        if name not in meant.silent:
+            console.person().print(f"{name} was not asked: {problem.removeprefix(f'{name}: ')}", style="yellow", soft_wrap=True)
     out = console.result()
     text = None if grep is None else os.fsencode(grep)
     lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks, node=node, text=text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dtrain.errors import NoSuchJob
+from dtrain.errors import DtrainError, NoSuchJob
 from dtrain.render import console
 from dtrain.store import JobRecord, Store, pick
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:  # `status` loads no more than it needs
     from dtrain.discovery import Discovered
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Which job a person means."""
+
+    job: str | None  # what was typed, or with --cluster the job's id
+    silent: Mapping[str, DtrainError] = field(default_factory=dict)  # by node that has just not answered, why not; it was named
 
 
 def cluster_option(command: _F) -> _F:
@@ -39,7 +48,7 @@ def jobs_on(cluster: Path) -> Discovered:
     line = console.StepLine()
     with line:
         found = discover(spec, line.step)
-    for text in (*found.silent.values(), *found.left_out):
+    for text in (*(error.message for error in found.silent.values()), *found.left_out):
         console.person().print(text, style="yellow", soft_wrap=True)
     return found
 
@@ -52,28 +61,29 @@ def find_on(cluster: Path, found: Discovered, job: str | None) -> JobRecord:
     return records[0] if job is None else pick(job, records)
 
 
-def taken_up(store: Store, cluster: Path | None, job: str | None) -> str | None:
-    """The id of the job that is meant, which the store has from now on as if it had been launched from here; what was typed where
-    no cluster is named.
+def taken_up(store: Store, cluster: Path | None, job: str | None) -> Meant:
+    """The job that is meant, which the store has from now on as if it had been launched from here; what was typed where no cluster
+    is named.
 
     Raises:
         NoSuchJob: the nodes know none such.
     """
     if cluster is None:
-        return job
-    record = find_on(cluster, jobs_on(cluster), job)
+        return Meant(job)
+    found = jobs_on(cluster)
+    record = find_on(cluster, found, job)
     store.adopt(record)
-    return record.job
+    return Meant(record.job, found.silent)
 
 
-def taken_up_running(store: Store, cluster: Path | None, job: str | None) -> str | None:
+def taken_up_running(store: Store, cluster: Path | None, job: str | None) -> Meant:
     """The same where a guess could end the wrong job.
 
     Raises:
         NoSuchJob: several run that could be meant, or none.
     """
     if cluster is None:
-        return job
+        return Meant(job)
     from dtrain import api
 
     found = jobs_on(cluster)
@@ -82,4 +92,4 @@ def taken_up_running(store: Store, cluster: Path | None, job: str | None) -> str
         raise NoSuchJob(f"no job is running on the nodes of {cluster}", hint=f"dtrain status --cluster {cluster} lists those that ran")
     record = record or find_on(cluster, found, job)
     store.adopt(record)
-    return record.job
+    return Meant(record.job, found.silent)

@@ -96,7 +96,7 @@ def _show_found(cluster: Path, job: str | None, json_wanted: bool) -> None:
     if json_wanted:
         _print_json(views)
     elif job is not None:
-        print_job(console.result(), views[0], {node: why for node, why in found.silent.items() if node not in jobs[0].seen})
+        print_job(console.result(), views[0], {node: error.message for node, error in found.silent.items()})
     else:
         print_jobs(console.result(), [JobSummary.of(each.record, each.state) for each in jobs])
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dtrain import api
-from dtrain.cli.on_cluster import cluster_option, taken_up_running
+from dtrain.cli.on_cluster import Meant, cluster_option, taken_up_running
 from dtrain.errors import CTRL_C, NodeUnreachable, NoSpace, NoSuchJob
 from dtrain.render import console
 from dtrain.render.end import print_end, print_survivors
@@ -45,15 +45,16 @@ def command(job: str | None, cluster: Path | None, grace: int | None, force: boo
     return _stop(store, record, record.plan.grace_s if grace is None else float(grace), out)
 
 
-def _meant(store: Store, job: str | None) -> JobRecord:
+def _meant(store: Store, meant: Meant) -> JobRecord:
     """A stop takes no guess where several could be meant."""
+    job = meant.job
     if job is None:
         running = api.the_running_one(store)
         if running is None:
             raise NoSuchJob("no job is running", hint="dtrain status lists those that ran")
         return running
     try:
-        record = api.find(store, job)[0]
+        record = api.find(store, job, silent=meant.silent)[0]
     except NoSpace:  # that the disk is full here keeps no job running
         return store.find(job)
     return api.the_running_one(store, job) or record if record.name == job != record.job else record

@@ -72,7 +72,7 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
         console.print(Text(line), soft_wrap=True)
     for node_name, problem in problems.items():
         seen_at = view.last_seen.get(node_name)
-        seen = "not seen since its start" if seen_at is None else f"last seen {duration(max(0.0, time.time() - seen_at))} ago"
+        seen = "not seen from here yet" if seen_at is None else f"last seen {duration(max(0.0, time.time() - seen_at))} ago"
         told = problem.removeprefix(f"{node_name}: ")
         console.print(Text(f"{node_name} was not asked: {told}; {seen}", "yellow"), soft_wrap=True)
 

@@ -82,6 +82,37 @@ def test_the_nodes_know_their_jobs(lan: Lan, workspace: Workspace) -> None:
     assert [line.split()[1] for line in part.out.splitlines()] == ["name", "short"]
 
 
+@pytest.mark.root
+def test_a_node_that_does_not_answer(lan: Lan, workspace: Workspace) -> None:
+    """It is named, and nothing is claimed of it; what the others have is there as soon as it was given up on."""
+    workspace.write("stay.py", SHORT + "import time\ntime.sleep(600)\n")
+    workspace.write("job.yaml", "name: stays\nlauncher: none\nscript: stay.py\ncluster: lan.yaml\ngrace: 1\n")
+    launched = workspace.dtrain("launch", "--detach")
+    assert launched.code == 0, launched.err
+    lan.hide(lan.nodes[2])
+    stores = {name: {"XDG_STATE_HOME": str(workspace.root / name), "LOGNAME": "eva"} for name in ("one", "two", "three", "four", "five")}
+    asked = [("status",), ("status", "stays"), ("status", "--json"), ("logs",), ("fetch", "--to", "got")]
+    begun = [workspace.start(*args, "--cluster", "lan.yaml", env=env) for args, env in zip(asked, stores.values(), strict=True)]
+    log = workspace.root / "attach.log"
+    attach = workspace.start("attach", "--cluster", "lan.yaml", env=at(workspace), log=log)
+    listed, one, data, logs, fetched = (workspace.wait(process) for process in begun)
+    for result in (listed, one, data, logs, fetched):
+        assert result.err.count("n3: no answer from ") + result.out.count("n3 was not asked: ") >= 1, result
+    assert (listed.code, listed.out.splitlines()[1].split()[1:4]) == (0, ["stays", "RUNNING", "3"]), listed.out
+    assert "n3    UNKNOWN  2" in one.out and "not seen from here yet" in one.out, one.out
+    told = json.loads(data.out)["jobs"][0]
+    assert (told["state"], [node["state"] for node in told["nodes"]]) == ("RUNNING", ["RUNNING", "RUNNING", "UNKNOWN"])
+    assert told["nodes"][2]["last_seen_at"] is None and told["nodes"][2]["ranks"][0]["state"] == "UNKNOWN"
+    assert (logs.code, logs.out) == (0, "[0] hello of 0\n[1] hello of 1\n") and logs.err.count("n3") == 1, logs
+    assert fetched.code == 69 and "n2: 1 file in got/n2, 1 of them new" in fetched.err, fetched.err
+    workspace.until(lambda: log.read_text().count("hello of") == 2, "the lines of the others")
+    assert "n3: no answer from " in log.read_text()
+    attach.send_signal(signal.SIGINT)
+    assert attach.wait(timeout=30) == 130
+    lan.heal()
+    assert workspace.dtrain("stop").code == 0
+
+
 def test_who_follows_from_elsewhere_is_not_the_launcher(workspace: Workspace) -> None:
     """A lease ends though somebody looks on."""
     job = workspace.waiting_job("leased")

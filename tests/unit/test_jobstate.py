@@ -39,6 +39,25 @@ def test_from_pending_to_succeeded() -> None:
     assert (state.started_at, state.ended_at) == (1.0, 9.0)
 
 
+def test_a_node_of_which_nobody_has_heard_makes_no_state() -> None:
+    """The others' does, but that the job is over, which it cannot be without it."""
+    unknown = JobState(
+        (NodeState("a", (RankState(0, 0, State.UNKNOWN),), State.UNKNOWN), NodeState("b", (RankState(1, 0, State.UNKNOWN),), State.UNKNOWN))
+    )
+    assert unknown.state is State.UNKNOWN
+    state = unknown.after("a", wire.AgentStarted(1.0, 10, 1, "boot"))
+    assert state.state is State.STARTING
+    state = state.after("a", wire.WorkerStarted(2.0, 0, 0, 20))
+    assert state.state is State.RUNNING
+    state = state.after("a", _ended(0, 0, 5.0)).after("a", _over("succeeded"))
+    assert (state.state, state.exit_code) == (State.RUNNING, None)
+    assert state.after("b", _over("succeeded")).state is State.SUCCEEDED
+
+
+def test_a_job_with_a_lost_node_is_not_starting_again() -> None:
+    assert _running().after("", NodeLost(3.0, "b", "gone")).state is State.RUNNING
+
+
 def test_the_cause_is_the_earliest_failure_that_is_no_symptom() -> None:
     """Rank 0 lost its peer and was heard of first; the peer that failed is the cause all the same."""
     state = _running().after("a", _ended(0, 1, 3.0, symptom=True)).after("b", _ended(1, 7, 3.5))
