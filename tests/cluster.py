@@ -144,9 +144,11 @@ class Workspace:
         text = f"name: {name}\nlauncher: {launcher}\nscript: wait.py\nenv: {{GO: {self.root / 'go'}}}\n"
         return self.job(text, instances=instances, gpus=gpus, name=f"{name}.yaml")
 
-    def dtrain(self, *args: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Result:
-        """Run `dtrain ARGS` to its end."""
-        process = self.start(*args, env=env)
+    def dtrain(
+        self, *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Result:
+        """Run `dtrain ARGS` to its end, in the working directory or another folder."""
+        process = self._begin(("-m", "dtrain", *map(str, args)), env, cwd=cwd)
         return self.wait(process, timeout_s)
 
     def start(self, *args: str | Path, env: Mapping[str, str] | None = None, log: Path | None = None) -> subprocess.Popen[str]:
@@ -167,12 +169,14 @@ class Workspace:
         self._processes.append(terminal.process)
         return terminal
 
-    def _begin(self, arguments: tuple[str, ...], env: Mapping[str, str] | None = None, log: Path | None = None) -> subprocess.Popen[str]:
+    def _begin(
+        self, arguments: tuple[str, ...], env: Mapping[str, str] | None = None, log: Path | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as files:
             output = subprocess.PIPE if log is None else files.enter_context(log.open("wb"))
             process = subprocess.Popen(
                 (sys.executable, *arguments),
-                cwd=self.workdir,
+                cwd=cwd or self.workdir,
                 env={**self.env, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -24,8 +24,9 @@ from dtrain.sync import kept_back
 @cluster_option
 @click.option("--node", help="Only what this node keeps.")
 @click.option(
-    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Default: outputs, or out, in the job's workdir."
-)
+    "--to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Default: outputs, or out, in the job's workdir; for a job that was taken up from its nodes out in the current folder.",
+)  # fmt: skip
 def command(job: str | None, cluster: Path | None, node: str | None, to: Path | None) -> None:
     """Bring the outputs of a JOB (default: the newest) home, each node's into DIR/NODE.
 
@@ -34,9 +35,7 @@ def command(job: str | None, cluster: Path | None, node: str | None, to: Path | 
     store = Store.default()
     meant = taken_up(store, cluster, job)
     record, _ = api.find(store, meant.job, silent=meant.silent)
-    if to is None and not record.workdir.is_dir():
-        raise click.UsageError(f"the workdir of job {record.name} {record.job}, {record.workdir}, is not there: --to DIR says where")
-    into = to if to is not None else record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
+    into = to or _default_folder(store, record)
     out = console.person()
     out.print(f"job {record.name} {record.job}", soft_wrap=True)
     with Transfer(out, "fetching") as transfer:
@@ -47,6 +46,15 @@ def command(job: str | None, cluster: Path | None, node: str | None, to: Path | 
     if record.workdir_hash is not None:  # what lies there is sent
         _warn_of_sending(record, [into / name for name, (there, _) in fetched.results.items() if there], out)
     fetched.all()  # it tells of those from which nothing came
+
+
+def _default_folder(store: Store, record: JobRecord) -> Path:
+    """Where a person looks for them. What nodes say of a job that was taken up there names no folder of this machine."""
+    if not store.was_launched_here(record.job):
+        return Path("out")
+    if not record.workdir.is_dir():
+        raise click.UsageError(f"the workdir of job {record.name} {record.job}, {record.workdir}, is not there: --to DIR says where")
+    return record.workdir / ("out" if os.path.isabs(record.outputs) else record.outputs)
 
 
 def _warn_of_sending(record: JobRecord, folders: Sequence[Path], out: Console) -> None:

@@ -27,8 +27,8 @@ def at(workspace: Workspace) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(workspace.root / "elsewhere"), "LOGNAME": "eva"}
 
 
-def elsewhere(workspace: Workspace, *args: str | Path) -> Result:
-    return workspace.dtrain(*args, env=at(workspace))
+def elsewhere(workspace: Workspace, *args: str | Path, cwd: Path | None = None) -> Result:
+    return workspace.dtrain(*args, env=at(workspace), cwd=cwd)
 
 
 @pytest.mark.root
@@ -60,6 +60,11 @@ def test_the_nodes_know_their_jobs(lan: Lan, workspace: Workspace) -> None:
     assert logs.out == "[0] hello of 0\n[1] hello of 1\n", logs.err
     assert elsewhere(workspace, "fetch", "short", *on_lan, "--to", "got").code == 0
     assert [(workspace.workdir / "got" / node / "result").read_text() for node in ("n1", "n2")] == ["0", "1"]
+    here = workspace.root / "here"
+    here.mkdir()
+    by_itself = elsewhere(workspace, "fetch", "short", cwd=here)
+    assert by_itself.code == 0 and "n1: 1 file in out/n1, 1 of them new" in by_itself.err, by_itself.err
+    assert (here / "out/n2/result").read_text() == "1" and not (workspace.workdir / "out").exists()  # though that is a folder here too
     ended = elsewhere(workspace, "attach", "short", *on_lan)
     assert ended.code == 0 and "SUCCEEDED" in ended.err, ended.err
     log = workspace.root / "attach.log"
