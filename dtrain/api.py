@@ -55,8 +55,8 @@ class Job:
         """
         supervisor = self.supervisor(Silent())
         state = supervisor.run(self.targets, self.links, renew_lease=True)
-        if supervisor.unkept is not None:
-            raise supervisor.unkept
+        if (lack := unkept(self.store, self.id, supervisor)) is not None:
+            raise lack
         return state
 
 
@@ -187,6 +187,19 @@ def find(
     problems = refresh(store, [record], lost_too=True, logs=logs, within_s=within_s, silent=silent).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
+
+
+def unkept(store: Store, job: str, supervisor: Supervisor) -> NoSpace | None:
+    """Why the store has not all of a job that was followed. Of one that is over what is missing is brought, if there is room by now."""
+    if supervisor.unkept is None or not supervisor.state.state.is_final:
+        return supervisor.unkept
+    try:
+        record = store.find(job)
+        store.keep_state(job, store.state(record))  # as long as the disk is full nothing is asked for
+        problems = refresh(store, [record], lost_too=True, logs=True).get(job)  # None: another one who follows it has brought all
+    except NoSpace as error:
+        return error
+    return supervisor.unkept if problems else None
 
 
 def fetch(

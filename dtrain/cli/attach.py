@@ -38,7 +38,7 @@ def command(job: str | None, cluster: Path | None) -> int:
         record, _ = api.find(store, record.job)  # where it was lost, its nodes may know better
     state = store.state(record)
     out = console.person()
-    unkept = None
+    supervisor = None
     if not state.state.is_final:
         name = f"job {record.name} {record.job}"
         out.print(Text(f"attached to {name}; Ctrl-C leaves, and the job goes on"), soft_wrap=True)
@@ -54,13 +54,12 @@ def command(job: str | None, cluster: Path | None) -> int:
                 view.leave()
                 out.print(Text(f"left {name}, which goes on"), soft_wrap=True)
                 return CTRL_C
-            unkept = supervisor.unkept
+    lack = None if supervisor is None else api.unkept(store, record.job, supervisor)
     print_end(out, record.job, record.plan, state, _evaluation(store, record.job), store.folder(record.job))
     assert state.exit_code is not None
-    if unkept is not None:
-        print_unkept(out, record.job, unkept)
-        return state.exit_code or unkept.exit_code
-    return state.exit_code
+    if supervisor is not None and supervisor.unkept is not None:
+        print_unkept(out, record.job, lack)
+    return state.exit_code or (0 if lack is None else lack.exit_code)
 
 
 def _leave_by_key(supervisor: Supervisor) -> None:

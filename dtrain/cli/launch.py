@@ -14,7 +14,7 @@ from rich.text import Text
 from dtrain import api
 from dtrain.cli.job_file import DEFAULT, check_job_file
 from dtrain.cli.selection import Selecting, selection_options
-from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable, NoSpace
+from dtrain.errors import CTRL_C, STOPPED, NodeUnreachable
 from dtrain.findings import ENDS_AT_LOGOUT, Finding, listed
 from dtrain.jobstate import JobState
 from dtrain.launchers import node_commands, plan_json
@@ -147,6 +147,9 @@ def follow_to_end(
         print_survivors(out, state)
         out.print(f"job {spec.name} {job.id} may still be running: not every node has said that it stopped", soft_wrap=True)
         return CTRL_C if state.stop_cause == "ctrl-c" else STOPPED
+    if supervisor.unkept is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # there is no job to stop, and what is missing may take long to come
+    lack = api.unkept(store, job.id, supervisor)
     if state.state.is_final:
         print_end(out, job.id, job.plan, state, view.evaluation, store.folder(job.id))
     elif state.is_lease_lifted or lease_s is None:
@@ -157,9 +160,8 @@ def follow_to_end(
     if detach and state.exit_code in (0, None):
         click.echo(job.id)
     if supervisor.unkept is not None:
-        print_unkept(out, job.id, supervisor.unkept)
-        return state.exit_code or NoSpace.exit_code
-    return state.exit_code or 0
+        print_unkept(out, job.id, lack)
+    return state.exit_code or (0 if lack is None else lack.exit_code)
 
 
 class _Signals:

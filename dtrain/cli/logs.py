@@ -91,8 +91,8 @@ def command(
     lines.end()
     sys.stdout.flush()
     print_outcome(console.person(), record.name, record.job, state)
-    if supervisor.unkept is not None:
-        raise supervisor.unkept
+    if (lack := api.unkept(store, record.job, supervisor)) is not None:
+        raise lack
     return 0
 
 

@@ -46,8 +46,11 @@ def print_outcome(console: Console, name: str, job: str, state: JobState) -> Non
     console.print(Text.assemble(f"job {name} {job} ", (state.state.value, style)), soft_wrap=True)
 
 
-def print_unkept(console: Console, job: str, error: NoSpace) -> None:
-    """State and logs here lack what the nodes said since the disk was full."""
+def print_unkept(console: Console, job: str, error: NoSpace | None) -> None:
+    """State and logs here lack what the nodes said since the disk was full; None: no more, for there was room at the end."""
+    if error is None:
+        console.print("there is room again, and what was missing here has come")
+        return
     console.print(Text(error.message, "red"), soft_wrap=True)
     console.print(f"what is missing here is on the nodes: make room, and dtrain logs {job} brings it", soft_wrap=True)
 

@@ -176,6 +176,32 @@ def test_a_full_disk_here_ends_no_job(lan: Lan, workspace: Workspace) -> None:
         node.path("/tmp/go").unlink()
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_disk_here_that_has_room_again_lacks_nothing(lan: Lan, workspace: Workspace, beside: bool) -> None:
+    """Who has followed the job to its end brings what was missing, and ends as if the disk had never been full."""
+    workspace.write("flood.py", FLOOD)
+    go = workspace.root / "go"
+    job = workspace.job(f"name: flood\nscript: flood.py\nlauncher: none\nenv: {{GO: {go}}}\n", instances=1)
+    state = workspace.root / "state"
+    state.mkdir()
+    with small_disk(state, "1m"):
+        launch = workspace.start("launch", job, log=workspace.root / "launch.txt")
+        shown = (workspace.root / "launch.txt").read_text
+        workspace.until(lambda: "[0] ready" in shown(), "the worker, seen here")
+        assert "the job store cannot be written" in shown()
+        subprocess.run(("mount", "-o", "remount,size=100m", state), check=True)
+        attach = workspace.start("attach", log=workspace.root / "attach.txt") if beside else None  # brings it meanwhile
+        workspace.until(lambda: attach is None or "[0] ready" in (workspace.root / "attach.txt").read_text(), "attach to follow")
+        go.touch()
+        assert attach is None or attach.wait(timeout=60) == 0
+        assert launch.wait(timeout=60) == 0, shown()[-2000:]
+        assert shown().endswith("there is room again, and what was missing here has come\n"), shown()[-2000:]
+        (copy,) = state.glob("dtrain/jobs/*/node0/logs/rank0.log")
+        (whole,) = workspace.nodes.glob("jobs/*/node0/logs/rank0.log")
+        assert copy.read_bytes() == whole.read_bytes()
+        assert workspace.status()["state"] == "SUCCEEDED"
+
+
 def test_a_full_disk_here_keeps_no_job_running(workspace: Workspace, lan: Lan) -> None:
     state = workspace.root / "state"
     state.mkdir()
