@@ -43,16 +43,23 @@ class Job:
     store: Store
     targets: tuple[Target, ...]
     links: Mapping[str, Link]
+    again: Callable[[], Job]  # launches the same as another job
 
     def supervisor(self, watcher: Watcher) -> Supervisor:
         return Supervisor(self.store, self.id, self.plan, watcher)
 
     def wait(self) -> JobState:
-        """Follow the job to its end, its logs going to the store.
+        """Follow the job to its end, its logs going to the store. Where another process took the port of the rendezvous before its
+        launcher could, another job is launched in its place, once, and followed.
 
         Raises:
             NoSpace: the job has ended, and the store has not all of it.
+            DtrainError: the other one could not be launched.
         """
+        state = self._follow()
+        return self.again()._follow() if state.is_port_taken else state
+
+    def _follow(self) -> JobState:
         supervisor = self.supervisor(Silent())
         state = supervisor.run(self.targets, self.links, renew_lease=True)
         if (lack := unkept(self.store, self.id, supervisor)) is not None:
@@ -82,10 +89,11 @@ def launch(
     spec = job if isinstance(job, JobSpec) else load_job(Path(job), environ=environ)
     kept = store or Store.default(environ)
     told = progress or _Quiet()
+    again = functools.partial(launch, spec, store=kept, progress=told, lease_s=lease_s, wait=wait, environ=environ)
     while True:
         try:
             started = start(spec, kept, told, lease_s=lease_s, environ=environ)
-            return Job(started.job, started.plan, kept, started.targets, started.links)
+            return Job(started.job, started.plan, kept, started.targets, started.links, again)
         except NodesBusy as error:
             if not wait or isinstance(error, GpusMissing):
                 raise

@@ -199,7 +199,10 @@ class JobState:
 
     @property
     def is_port_taken(self) -> bool:
-        """Whether the launcher found the port of the rendezvous taken, and no worker began."""
+        """Whether the job is over because the port of the rendezvous was taken, so that it is worth another launch: no worker began,
+        and nobody wanted its end."""
+        if self.state is not State.FAILED or self.stop_cause is not None:
+            return False
         failure, began = self.first_failure, any(rank.pid is not None for node in self.nodes for rank in node.ranks)
         return failure is not None and failure.reason == "launcher-failed" and is_port_in_use(failure.detail) and not began
 

@@ -136,7 +136,7 @@ def follow_to_end(
 
     with view:
         job, supervisor, state = run()
-        if state.state.is_final and state.is_port_taken and state.stop_cause is None:
+        if state.is_port_taken:
             view.again(job.id)
             job, supervisor, state = run()
         if not state.state.is_final:

@@ -144,21 +144,25 @@ def test_one_that_ends_what_it_runs_in_is_told_of(workspace: Workspace, setup: s
     workspace.until(lambda: workspace.leftovers() == {}, "the setup to end", timeout_s=20.0)
 
 
-def test_the_port_of_the_rendezvous_is_nobodys_meanwhile(workspace: Workspace) -> None:
+@pytest.mark.parametrize("by", ["command", "notebook"])
+def test_the_port_of_the_rendezvous_is_nobodys_meanwhile(workspace: Workspace, by: str) -> None:
     """However long the setup takes. Who has the port before torchrun is there, in the moment when it is free, is left to keep it."""
     go = workspace.root / "go"
-    launch = workspace.start("launch", job(workspace, f"until [ -e {go} ]; do sleep 0.05; done", instances=2, script=PLACE))
+    file = job(workspace, f"until [ -e {go} ]; do sleep 0.05; done", instances=2, script=PLACE)
+    notebook = f"import dtrain, sys; sys.exit(dtrain.launch({str(file)!r}).wait().exit_code)"
+    launch = workspace.start("launch", file) if by == "command" else workspace.python(notebook)
     plans = workspace.root / "state/dtrain/jobs"
     workspace.until(lambda: list(plans.glob("*/plan.json")), "the plan")
-    (told,) = plans.glob("*/plan.json")
-    (port,) = set(re.findall(r"--master-port=(\d+)", told.read_text()))
+    (plan,) = plans.glob("*/plan.json")
+    (port,) = set(re.findall(r"--master-port=(\d+)", plan.read_text()))
     with pytest.raises(OSError, match="in use"):
         _take(int(port))
     go.touch()
     with _until_taken(int(port)):
         result = workspace.wait(launch)
     assert result.code == 0, result.err
-    assert result.err.count(" took the port of the rendezvous before torchrun could; once more, with another port\n") == 1, result.err
+    told = result.err.count(" took the port of the rendezvous before torchrun could; once more, with another port\n")
+    assert told == (1 if by == "command" else 0), result.err
     jobs = json.loads(workspace.dtrain("status", "--json").out)["jobs"]
     assert [(one["state"], one["exit_code"]) for one in jobs] == [("SUCCEEDED", 0), ("FAILED", 78)]
 

@@ -164,6 +164,7 @@ TAKEN = "torch.distributed.DistNetworkError: The server socket has failed to lis
 def test_a_port_that_was_taken_before_any_worker_began(before: JobState, reason: str, detail: str, is_taken: bool) -> None:
     state = before.after("a", wire.NodeEnded(4.0, "failed", reason, detail, ())).after("b", _over("stopped", "failure"))
     assert state.is_port_taken == is_taken
+    assert not state.after("", StopAsked(5.0, "stop")).is_port_taken  # nobody wants another one
 
 
 def test_a_killed_agent_is_a_cause_and_the_workers_that_lost_it_are_none() -> None:
