@@ -29,8 +29,8 @@ from dtrain.supervise import Supervisor
 def command(job: str | None, cluster: Path | None) -> int:
     """Follow a JOB (default: the newest) as its launch does, from where its logs end on this machine.
 
-    JOB is an id, the start of one, or a name. Ctrl-C leaves, and the job goes on. The exit code is the job's own, also where it
-    has ended before.
+    JOB is an id, the start of one, or a name. Ctrl-C or Ctrl-\\ leaves, with 130, and the job goes on. Else the exit code is the
+    job's own, also where it has ended before.
     """
     store = Store.default()
     record = store.find(taken_up(store, cluster, job).job)  # the nodes are not asked first: what that brings would not be shown

@@ -53,15 +53,18 @@ class _Ranks(click.ParamType[_RankSet]):
 @click.command("logs", epilog="Example: dtrain logs digits --ranks 0,2-3 --tail 20 --follow")
 @click.argument("job", required=False)
 @cluster_option
-@click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15.")
-@click.option("--node", metavar="NODE", help="Only the ranks of this node.")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank.")
+@click.option("--ranks", type=_Ranks(), help="Only these ranks, such as 0,8-15, and no setup.")
+@click.option("--node", metavar="NODE", help="Only the ranks of this node, and its setup.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank and setup.")
 @click.option("--grep", metavar="TEXT", help="Only lines that hold this text, which is no pattern. With --tail: the last N of those.")
 @click.option("--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
 def command(
     job: str | None, cluster: Path | None, ranks: _RankSet | None, node: str | None, tail: int | None, grep: str | None, follow: bool
 ) -> int:
-    """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup."""
+    """Show what the workers of a JOB (default: the newest) printed, each line with its rank; before them its setup.
+
+    JOB is an id, the start of one, or a name.
+    """
     store = Store.default()
     within_s = api.ASK_NODES_S if cluster is None else LOGIN_S  # of which nothing is here yet
     meant = taken_up(store, cluster, job)

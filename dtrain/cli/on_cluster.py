@@ -30,7 +30,7 @@ class Meant:
 def cluster_option(command: _F) -> _F:
     return click.option(
         "--cluster", type=click.Path(path_type=Path), metavar="FILE",
-        help="A job that the nodes of this cluster know, whichever machine launched it.",
+        help="Of the jobs that the nodes of this cluster know, whichever machine launched them.",
     )(command)  # fmt: skip
 
 

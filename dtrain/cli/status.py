@@ -25,9 +25,9 @@ _NEWEST = 50  # jobs in the list
 @cluster_option
 @click.option("--json", "json_wanted", is_flag=True, help="JSON on stdout, for scripts.")
 def command(job: str | None, cluster: Path | None, json_wanted: bool) -> None:
-    """Show the newest jobs, or one JOB with its nodes and ranks.
+    """Show the newest 50 jobs, or one JOB with its nodes and ranks.
 
-    JOB is an id, the start of one, or a name. The nodes of jobs that are not over are asked.
+    JOB is an id, the start of one, or a name. The nodes of jobs that are not over are asked, with --cluster all of that cluster.
     """
     store = Store.default()
     if cluster is not None:
