@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.catchup import catch_up
+from dtrain.catchup import catch_up, tails
 from dtrain.errors import DtrainError, GpusMissing, NodesBusy, NodeUnreachable, NoSpace, NoSuchJob, PreflightFailed
 from dtrain.findings import Finding
 from dtrain.intake import Silent, Watcher
@@ -195,6 +195,36 @@ def find(
     problems = refresh(store, [record], lost_too=True, logs=logs, within_s=within_s, silent=silent).get(record.job, {})
     found = store.find(wanted)  # another one, where that one turned out to be over
     return found, problems if found.job == record.job else {}
+
+
+def log_ends(
+    store: Store,
+    record: JobRecord,
+    streams: Sequence[tuple[str, str]],
+    num_lines: int,
+    text: str | None,
+    *,
+    within_s: float,
+    silent: Mapping[str, DtrainError],
+) -> tuple[dict[tuple[str, str], bytes], dict[str, str]]:
+    """The ends of those logs of which the store may not have all, without bringing what stands before.
+
+    Args:
+        streams: nodes and which of their logs.
+        num_lines, text: the last lines, or the last of those that hold a text.
+        within_s, silent: as for refresh.
+
+    Returns:
+        By node and stream the lines; and by node why it could not be asked.
+    """
+    if record.state.is_final and record.state is not State.LOST:
+        return {}, {}
+    try:
+        reached = unended(record, store.state(record), lost_too=True)
+    except NodeUnreachable as error:
+        return {}, {node: error.message for node, _ in streams}
+    wanted = [(target, [stream for node, stream in streams if node == target.node]) for target in reached]
+    return tails([(target, of_node) for target, of_node in wanted if of_node], num_lines, text, within_s, silent)
 
 
 def unkept(store: Store, job: str, supervisor: Supervisor) -> NoSpace | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,14 @@ def command(
     store = Store.default()
     within_s = api.ASK_NODES_S if cluster is None else LOGIN_S  # of which nothing is here yet
     meant = taken_up(store, cluster, job)
-    record, problems = api.find(store, meant.job, logs=True, within_s=within_s, silent=meant.silent)
-    streams = _streams(record, ranks, node)
+    ends: Mapping[tuple[str, str], bytes] = {}
+    if tail is None or follow:  # who follows a log keeps it, and its copy has no gaps
+        record, problems = api.find(store, meant.job, logs=True, within_s=within_s, silent=meant.silent)
+        streams = _streams(record, ranks, node)
+    else:
+        record = _meant(store, meant.job)
+        streams = _streams(record, ranks, node)
+        ends, problems = api.log_ends(store, record, streams, tail, grep, within_s=within_s, silent=meant.silent)
     for name, problem in problems.items():
         if name not in meant.silent:
             console.person().print(f"{name} was not asked: {problem.removeprefix(f'{name}: ')}", style="yellow", soft_wrap=True)
@@ -78,7 +85,10 @@ def command(
     lines = RankLines(sys.stdout.write, colour=out.is_terminal and not out.no_color, ranks=ranks, node=node, text=text)
     shown: dict[str, dict[str, int]] = {}  # by node and stream: a launcher may write on while this reads
     for name, stream in streams:
-        shown.setdefault(name, {})[stream] = _show(lines, name, stream, store.log(record.job, name, stream), tail, text)
+        if (name, stream) in ends:
+            lines.take(name, stream, ends[name, stream])
+        else:
+            shown.setdefault(name, {})[stream] = _show(lines, name, stream, store.log(record.job, name, stream), tail, text)
     if not follow:
         lines.end()
         sys.stdout.flush()
@@ -97,6 +107,14 @@ def command(
     if (lack := api.unkept(store, record.job, supervisor)) is not None:
         raise lack
     return 0
+
+
+def _meant(store: Store, job: str | None) -> JobRecord:
+    """The nodes are asked where a job goes before a newer one of its name only as the store does not know that it is over."""
+    record = store.find(job)
+    if record.state.is_final or record.name != job or store.jobs(limit=1)[0].job == record.job:
+        return record
+    return api.find(store, job)[0]
 
 
 def _streams(record: JobRecord, ranks: _RankSet | None, node: str | None) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Optional
 
-from dtrain.node import activation, network, preparation, probe, prune, record, remains, tree, wire
+from dtrain.node import activation, network, preparation, probe, prune, record, remains, tail, tree, wire
 from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
@@ -163,6 +163,8 @@ class _Session:
         elif isinstance(order, wire.GetRecord):
             with open(self._node_dir.job(order.job, order.node).record, "rb") as file:
                 self._send(wire.RecordBytes(), file.read())
+        elif isinstance(order, wire.GetTails):
+            self._send_tails(order)
         elif isinstance(order, wire.ListOutputs):
             self._send(wire.OutputFiles(), tree.pack(tree.scan(self._output_dir)))
         elif isinstance(order, wire.GetOutputs):
@@ -340,6 +342,15 @@ class _Session:
                 alive = folder.is_alive()  # before reading: what an ended job wrote is complete
                 with contextlib.suppress(FileNotFoundError), open(folder.stream(wire.EVENTS), "rb") as file:
                     self._send(wire.JobHere(folder.job, folder.node, alive), file.read())
+        self._reply(wire.Done())
+
+    def _send_tails(self, order: wire.GetTails) -> None:
+        text = None if order.text is None else order.text.encode("utf-8", "surrogateescape")
+        for name in order.streams:
+            with contextlib.suppress(FileNotFoundError):
+                lines, _ = tail.last_lines(self._folder.stream(name), order.num_lines, text)
+                for start in range(0, max(1, len(lines)), wire.CHUNK_BYTES):
+                    self._send(wire.TailBytes(name), lines[start : start + wire.CHUNK_BYTES])
         self._reply(wire.Done())
 
     def _send_file(self, path: str) -> None:

@@ -251,6 +251,15 @@ class GetRecord(Message):
 
 
 @dataclass(frozen=True)
+class GetTails(Message):
+    """Asks for the ends of some of the job's logs: TailBytes for each that is there, in parts, then Done."""
+
+    streams: tuple[str, ...]
+    num_lines: int
+    text: Optional[str]  # of those lines that hold it; bytes that are no UTF-8 as surrogates
+
+
+@dataclass(frozen=True)
 class ListOutputs(Message):
     """Asks for the files that the job name keeps on the node: OutputFiles."""
 
@@ -418,6 +427,13 @@ class StreamBytes(Message):
 
     stream: str
     offset: int
+
+
+@dataclass(frozen=True)
+class TailBytes(Message):
+    """Of the end of a log, as payload."""
+
+    stream: str
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Workspace
-from tests.lan import Lan, small_disk
+from tests.lan import DIR, Lan, small_disk
 
 pytestmark = pytest.mark.net
 
@@ -153,7 +153,7 @@ def test_a_full_disk_here_ends_no_job(lan: Lan, workspace: Workspace) -> None:
         shown = (workspace.root / "launch.txt").read_text
         workspace.until(lambda: launch.poll() is not None or shown().count("ready") == 3, "the workers, seen here")
         assert shown().count("the job store cannot be written") == 1, shown()[-2000:]
-        asked = workspace.dtrain("logs", "--tail", "1")
+        asked = workspace.dtrain("logs")
         assert asked.code == 73 and asked.err.startswith(f"error: {state}/dtrain: the job store cannot be written: "), asked.err
         attach = workspace.start("attach", log=workspace.root / "attach.txt")
         workspace.until((workspace.root / "attach.txt").read_text, "attach to follow")
@@ -225,6 +225,50 @@ def test_a_log_that_takes_long_to_come_is_whole(lan: Lan, workspace: Workspace) 
     lan.slow(lan.nodes[0], "16mbit")
     logs = workspace.dtrain("logs", launched.out.strip())
     assert (logs.code, logs.err, len(logs.out)) == (0, "", 10_000_005 + len("[0] end\n"))
+
+
+def test_the_end_of_a_long_log_comes_without_the_rest(lan: Lan, workspace: Workspace) -> None:
+    """Nobody followed the job, so nothing of its logs is here, nor is after it: a copy has no gaps."""
+    workspace.write(
+        "flood.py", FLOOD.replace("import os, time\n", "import os, time\nwhile not os.path.exists('/tmp/begin'): time.sleep(0.05)\n")
+    )
+    env = "env: {GO: /tmp/go}\ngrace: 1\n"
+    job = workspace.write("job.yaml", f"launcher: none\nname: flood\nscript: flood.py\ncluster: lan.yaml\n{env}")
+    launched = workspace.dtrain("launch", "--nodes", "n1,n2", "--detach", job)
+    assert launched.code == 0, launched.err
+    n1, n2, _ = lan.nodes
+    for node in (n1, n2):
+        node.path("/tmp/begin").touch()
+    there = [node.path(f"{DIR}/jobs/{launched.out.strip()}/{node.name}/logs/rank{rank}.log") for rank, node in enumerate((n1, n2))]
+    workspace.until(lambda: all(log.read_bytes().endswith(b"ready\n") for log in there), "the logs")
+    tail = workspace.dtrain("logs", "flood", "--tail", "2")
+    grep = workspace.dtrain(
+        "logs",
+        "--cluster",
+        "lan.yaml",
+        "--ranks",
+        "1",
+        "--grep",
+        "line 7 001",
+        "--tail",
+        "1",
+        env={"XDG_STATE_HOME": str(workspace.root / "elsewhere")},
+    )
+    last = [f"[{rank}] {line}" for rank in range(2) for line in ("line 99 999 " + "x" * 90, "ready")]
+    assert (tail.code, tail.err, tail.out.splitlines()) == (0, "", last)
+    assert (grep.code, grep.err, grep.out) == (0, "", "[1] line 7 001 " + "x" * 90 + "\n")
+    assert not list(workspace.root.glob("*/dtrain/jobs/*/*/logs/rank*.log"))
+    with lan.cut(n2):
+        part = workspace.dtrain("logs", "--tail", "1")
+    assert (part.code, part.out) == (0, "[0] ready\n") and part.err.startswith("n2 was not asked: no answer within 3 s"), part
+    for node in (n1, n2):
+        node.path("/tmp/go").touch()
+    workspace.until(lambda: workspace.dtrain("logs", "--tail", "1").out == "[0] end\n[1] end\n", "the end")
+    whole = workspace.dtrain("logs")
+    assert (whole.code, len(whole.out.splitlines())) == (0, 2 * (100 * 1000 + 2))
+    for node in (n1, n2):
+        node.path("/tmp/go").unlink()
+        node.path("/tmp/begin").unlink()
 
 
 def _fill(folder: Path) -> None:
