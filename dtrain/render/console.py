@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import Self
 
@@ -15,6 +17,24 @@ _NARROWEST = 20
 _ESCAPES = re.compile(r"(\x1b\[[0-9;:]*m)|\x1b(?:\[[0-9;:<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _RESET = "\x1b[0m"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+class HarmlessConsole(Console):
+    """Writes no control that comes from outside: nodes, jobs, files and errors have names and texts of their own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if control or isinstance(text, Harmless) or text.isprintable():
+                yield segment
+            else:
+                yield Segment(without_controls(text), style)
+
+
+class Harmless(str):
+    """Text from which the controls are gone already."""
+
+    __slots__ = ()
 
 
 def person() -> Console:
@@ -27,7 +47,7 @@ def result() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     is_plain = bool(os.environ.get("NO_COLOR"))  # rich by itself would still write bold and dim
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=None if is_plain else "auto")
+    console = HarmlessConsole(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=None if is_plain else "auto")
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PLAIN_WIDTH
     console.width = max(console.width, _NARROWEST)  # rich fails where there is no room for a letter and its margin
@@ -68,8 +88,12 @@ def harmless(line: str) -> str:
     """A line of a log without what would move the cursor, ring, set titles or the clipboard; colours stay, up to its end."""
     if line.isprintable():
         return line
-    safe = _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[1] or "", line))
+    safe = without_controls(line)
     return f"{safe}{_RESET}" if "\x1b" in safe and not safe.endswith(_RESET) else safe
+
+
+def without_controls(text: str) -> str:
+    return _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[1] or "", text))
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from dtrain.findings import Finding
 from dtrain.jobstate import Event, JobState, State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan, counted
-from dtrain.render.console import StatusLine, duration, size
+from dtrain.render.console import Harmless, StatusLine, duration, size
 from dtrain.render.findings import print_finding
 from dtrain.render.fold import FoldedLines
 from dtrain.render.lines import RankLines
@@ -172,7 +172,7 @@ class _Raw:
     text: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Segment(self.text)
+        yield Segment(Harmless(self.text))
 
 
 def progress_line(metric: Mapping[str, Any]) -> str:
