@@ -21,6 +21,7 @@ _MAKE_ROOM = "make room there, or choose another dir: in the cluster file"
 _ANOTHER_DIR = "choose another dir: in the cluster file"
 _LOOK = "look whether it is up (ping, ssh), and at the network to it"
 _MOST_NOISE_BYTES = 64 * 1024
+_KEPT_BYTES = 4 * 1024 * 1024  # of freed memory, for the next frames
 _DISK_ERRORS: dict[int, tuple[type[DtrainError], str]] = {
     errno.ENOSPC: (NoSpace, _MAKE_ROOM),
     errno.EDQUOT: (NoSpace, _MAKE_ROOM),
@@ -74,6 +75,9 @@ class Link:
             NodeUnreachable: no way in, or no usable Python there.
             AccessDenied: refused by the node, or its host key by us.
         """
+        # glibc gives freed memory back beyond twice the largest block that was freed so far (mallopt(3), M_MMAP_THRESHOLD). Without
+        # this block, getting it again and again is half of what a flood of logs costs here.
+        bytes(_KEPT_BYTES // 2)
         channel = transport_to(target.instance).open(within_s)
         link = cls(target.node, channel)
         try:
