@@ -10,9 +10,7 @@ from dtrain.node.tail import drawn
 from dtrain.render.console import harmless
 
 _COLOURS = ("36", "32", "35", "34", "33", "96", "92", "95", "94", "93")
-_SPECIAL = bytes(
-    {*range(32), 127, 0xC2} - {9, 10}
-)  # what needs a look at each line; most logs have none of it. C2 begins a control in UTF-8
+_SPECIAL = {*range(32), 127, 0xC2} - {9, 10}  # what needs a look at each line; most logs have none of it. C2 begins a control in UTF-8
 _RANK = re.compile(r"logs/rank(\d+)\.log")
 
 
@@ -86,7 +84,7 @@ class RankLines:
         return match[1]
 
     def _take_lines(self, label: str, lines: bytes) -> None:
-        is_plain = len(lines.translate(None, _SPECIAL)) == len(lines)
+        is_plain = not any(byte in lines for byte in _SPECIAL)
         if self._text is not None or not is_plain:
             each = [drawn(line) for line in lines.split(b"\n")]
             if self._text is not None:
@@ -99,7 +97,7 @@ class RankLines:
     def _show(self, label: str, lines: bytes) -> None:
         """Write lines that are whole and harmless."""
         start = self._start(label).encode()
-        self._write((start + lines.replace(b"\n", b"\n" + start) + b"\n").decode(errors="replace"))
+        self._write(b"".join((start, lines.replace(b"\n", b"\n" + start), b"\n")).decode(errors="replace"))
 
     def _start(self, label: str) -> str:
         """What stands before a line."""
