@@ -20,7 +20,7 @@ from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
 from dtrain.node.follow import Follower
 
 _BUSY_POLL_S = 0.02
-_IDLE_POLL_S = 0.1  # a look at eight logs takes 0.1 ms
+_IDLE_POLL_S = 0.07  # a look at the logs of eight workers takes 0.06 ms
 _IDLE_AFTER_S = 5.0
 _AGENT_ENDED = wire.Failed(
     "setup", "dtrain's agent there ended before the setup did", "see whether the setup, or a person or a scheduler there, kills it"
