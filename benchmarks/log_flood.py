@@ -1,6 +1,6 @@
 """How log lines come home, from workers on one machine behind ssh (namespaces on a bridge).
 
-Flood: four workers print as fast as they can, and the bytes that arrive in the store's files are counted while they do. At least
+Flood: eight workers print as fast as they can, and the bytes that arrive in the store's files are counted while they do. At least
 100 MB/s, and not a byte changed. Beside it stands `ssh node cat file > file` for the same bytes, and what the workers saw of it:
 they write to files of their own, and wait for nobody. First line: `dtrain logs` and `dtrain attach` of that job, which still runs,
 show one within a second. Quiet: from a line that a worker prints now and then to `dtrain launch` on a terminal and to
@@ -31,7 +31,6 @@ from tests.lan import Lan, why_not
 LIMIT_MB_PER_S = 100
 LIMIT_FIRST_LINE_S = 1.0
 LIMIT_LATENCY_MS = 100
-NUM_WORKERS = 4
 DTRAIN = str(Path(sys.executable).parent / "dtrain")
 BLOCK = "".join(f"epoch {i % 90:2d}  step {i:8d}  loss {i / 7:.6f}  lr 0.000100  grad norm 1.2345\n" for i in range(16_000))
 PRINT = """
@@ -58,6 +57,7 @@ for _ in range(int(sys.argv[1])):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=1000, help="of all workers")
     parser.add_argument("--lines", type=int, default=12, help="of the quiet worker; six seconds each")
@@ -66,9 +66,10 @@ def main() -> int:
         print(f"log lines over ssh: not measured, {why}")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        here = _Here(Path(folder))
+        here = _Here(Path(folder), args.workers)
         try:
-            good = [_flood(here, args.megabytes * 1_000_000 // len(BLOCK) // NUM_WORKERS, args.repeats), _quiet(here, args.lines)]
+            num_blocks = args.megabytes * 1_000_000 // len(BLOCK) // args.workers
+            good = [_flood(here, num_blocks, args.repeats), _quiet(here, args.lines)]
         finally:
             here.lan.close()
     return 0 if all(good) else 1
@@ -77,14 +78,15 @@ def main() -> int:
 class _Here:
     """A machine, and where jobs on it are launched from."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, num_workers: int) -> None:
+        self.num_workers = num_workers
         self.lan = Lan(root / "lan", num_nodes=1)
         self.home, self.work, self.state = root / "home", root / "work", root / "state"
         self.home.mkdir()
         self.work.mkdir()
         self.lan.admit(self.home)
         self.env = {**os.environ, "HOME": str(self.home), "XDG_STATE_HOME": str(self.state), "OMP_NUM_THREADS": "1"}
-        (self.work / "lan.yaml").write_text(self.lan.cluster(gpus_per_instance=str(NUM_WORKERS)))
+        (self.work / "lan.yaml").write_text(self.lan.cluster(gpus_per_instance=str(num_workers)))
         (self.work / "print.py").write_text(PRINT)
         (self.work / "block.txt").write_text(BLOCK)
         (self.work / "seldom.py").write_text(SELDOM)
@@ -111,11 +113,11 @@ def _flood(here: _Here, num_blocks: int, repeats: int) -> bool:
             data = f"block {number}\n{BLOCK}".encode()
             whole.update(data)
             file.write(data)
-    size_bytes = node.path("/tmp/whole.txt").stat().st_size
+    size_bytes = here.num_workers * node.path("/tmp/whole.txt").stat().st_size
     rates, waits, firsts = [], [], dict[str, list[float]]()
     for _ in range(repeats):
         launch = here.launch(f"script: print.py\nargs: block.txt {num_blocks}\n")
-        ours = _arrival_mb_per_s(here, launch, NUM_WORKERS * size_bytes)
+        ours = _arrival_mb_per_s(here, launch, size_bytes)
         for copy in here.copies():
             with copy.open("rb") as log:
                 assert hashlib.file_digest(log, "sha256").hexdigest() == whole.hexdigest(), "the log differs from what the worker wrote"
@@ -125,8 +127,8 @@ def _flood(here: _Here, num_blocks: int, repeats: int) -> bool:
                     copy.unlink()
             firsts.setdefault(command, []).append(_first_line_s(here, command))
         told = [json.loads(path.read_text()) for path in node.path("/var/tmp/dtrain-0/outputs/bench/n1").glob("*.json")]
-        assert len(told) == NUM_WORKERS
-        waits.append((NUM_WORKERS * size_bytes / max(took for took, _ in told) / 1e6, max(longest for _, longest in told)))
+        assert len(told) == here.num_workers
+        waits.append((size_bytes / max(took for took, _ in told) / 1e6, max(longest for _, longest in told)))
         node.path("/tmp/go").touch()
         assert launch.wait() == 0
         node.path("/tmp/go").unlink()
@@ -135,7 +137,7 @@ def _flood(here: _Here, num_blocks: int, repeats: int) -> bool:
     ours, theirs = (statistics.median(each) for each in zip(*rates, strict=True))
     wrote, longest = statistics.median(rate for rate, _ in waits), max(longest for _, longest in waits)
     print(
-        f"{NUM_WORKERS} workers, {NUM_WORKERS * size_bytes / 1e6:.0f} MB over ssh: {ours:.0f} MB/s, {ours / theirs:.2f} of `ssh cat` "
+        f"{here.num_workers} workers, {size_bytes / 1e6:.0f} MB over ssh: {ours:.0f} MB/s, {ours / theirs:.2f} of `ssh cat` "
         f"({theirs:.0f} MB/s; medians of {repeats}; at least {LIMIT_MB_PER_S} MB/s); "
         f"the workers wrote {wrote:.0f} MB/s, and no write of them took longer than {longest * 1e3:.0f} ms"
     )
@@ -173,14 +175,14 @@ def _first_line_s(here: _Here, command: str) -> float:
 
 def _by_ssh(here: _Here, size_bytes: int) -> float:
     to = here.work.parent / "copy.txt"
-    ssh = ("ssh", "-F", str(here.home / ".ssh/config"), "n1", "cat " + "/tmp/whole.txt " * NUM_WORKERS)
+    ssh = ("ssh", "-F", str(here.home / ".ssh/config"), "n1", "cat " + "/tmp/whole.txt " * here.num_workers)
     with to.open("wb") as file:
         began = time.perf_counter()
         subprocess.run(ssh, stdin=subprocess.DEVNULL, stdout=file, check=True)
     took = time.perf_counter() - began
-    assert to.stat().st_size == NUM_WORKERS * size_bytes
+    assert to.stat().st_size == size_bytes
     to.unlink()
-    return NUM_WORKERS * size_bytes / took / 1e6
+    return size_bytes / took / 1e6
 
 
 def _quiet(here: _Here, num_lines: int) -> bool:
