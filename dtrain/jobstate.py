@@ -109,6 +109,7 @@ class NodeState:
     clock_offset_s: float = 0.0  # how far its clock is ahead of the first node's
     missed: str = ""  # how another node lost touch with it
     has_ended: bool = False  # it said so itself; a node that is lost may still do so
+    ended_by: str = ""  # the reason that it gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,11 @@ class JobState:
                 return None
 
     @property
+    def stopped_by(self) -> str | None:
+        """Who ended a job that is STOPPED, or is stopping: ctrl-c, stop, or lease-over."""
+        return self.stop_cause or next((node.ended_by for node in self.nodes if node.ended_by == "lease-over"), None)
+
+    @property
     def exit_source(self) -> str | None:
         """Who ended with that code: worker or dtrain."""
         if self.exit_code is None:
@@ -235,7 +241,7 @@ class JobState:
                 return after
             case wire.NodeEnded():
                 ended = State[event.outcome.upper()]
-                after = self._with_node(node, state=ended, survivors=event.survivors, has_ended=True)
+                after = self._with_node(node, state=ended, survivors=event.survivors, has_ended=True, ended_by=event.reason)
                 after = after._with_ranks_over(node, ended)
                 if event.outcome == "stopped" and event.reason in STOP_CAUSES:  # as another machine was told
                     after = replace(after, stop_cause=self.stop_cause or event.reason)

@@ -151,7 +151,7 @@ class Supervisor:
             follower.start()
         self._voice.begin(min(_PING_S, (self._plan.lease_s or _PING_S * 3) / 3) if renew_lease else None)
         try:
-            while not self._is_over() and not (detach and self.state.state is State.RUNNING and not self.state.failures):
+            while not self._is_over() and not (detach and self._runs_well()):
                 self._tick()
                 try:
                     item = self._inbox.get(timeout=max(0.0, self._tick_at_s - time.monotonic()))
@@ -176,6 +176,10 @@ class Supervisor:
             is_left = self._detach_until_s is not None and (self.state.is_lease_lifted or time.monotonic() >= self._detach_until_s)
             return is_left or self.state.state.is_final
         return all(self._why_unheard(node) is not None for node in self.waited_for())
+
+    def _runs_well(self) -> bool:
+        """All workers run, none has failed, and nobody wants the end."""
+        return self.state.state is State.RUNNING and not self.state.failures and self._stopping_since_s is None
 
     def _why_unheard(self, node: str) -> str | None:
         """Why a node that is to stop is not waited for any more, if it is so."""

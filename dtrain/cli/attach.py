@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -17,8 +19,9 @@ from dtrain.intake import Watcher
 from dtrain.node import wire
 from dtrain.node.tail import last_lines
 from dtrain.render import console
-from dtrain.render.end import print_end, print_unkept
+from dtrain.render.end import print_detached, print_end, print_unkept
 from dtrain.render.live import LiveView
+from dtrain.render.status import has_lost_launcher, lost_launcher
 from dtrain.store import JobRecord, Store
 from dtrain.supervise import Supervisor
 
@@ -29,8 +32,8 @@ from dtrain.supervise import Supervisor
 def command(job: str | None, cluster: Path | None) -> int:
     """Follow a JOB (default: the newest) as its launch does, from where its logs end on this machine.
 
-    JOB is an id, the start of one, or a name. Ctrl-C or Ctrl-\\ leaves, with 130, and the job goes on. Else the exit code is the
-    job's own, also where it has ended before.
+    JOB is an id, the start of one, or a name. Ctrl-C leaves, with 130, and the job goes on. Ctrl-\\ also ends its lease, so that it
+    needs no launcher any more. Else the exit code is the job's own, also where it has ended before.
     """
     store = Store.default()
     record = store.find(taken_up(store, cluster, job).job)  # the nodes are not asked first: what that brings would not be shown
@@ -41,17 +44,20 @@ def command(job: str | None, cluster: Path | None) -> int:
     supervisor = None
     if not state.state.is_final:
         name = f"job {record.name} {record.job}"
+        has_lease = record.plan.lease_s is not None and not state.is_lease_lifted
         out.print(Text(f"attached to {name}; Ctrl-C leaves, and the job goes on"), soft_wrap=True)
-        if record.plan.lease_s is not None and not state.is_lease_lifted and store.is_launcher_gone(record.job):
-            lease = f"its launcher is gone, so it stops when its lease of {record.plan.lease_s:g} s is over"
-            out.print(Text(lease, "yellow"), soft_wrap=True)
-        with LiveView(out) as view:
+        if has_lost_launcher(store, record, state):
+            out.print(Text(lost_launcher(record.plan, record.job), "yellow"), soft_wrap=True)
+        with LiveView(out, age_s=max(0.0, time.time() - record.created_at)) as view:
             view.step(state.state.value.lower())
             supervisor = Supervisor(store, record.job, record.plan, view)
-            _leave_by_key(supervisor)
+            _leave_by_key(supervisor, view, may_detach=has_lease)
             state = supervisor.run(api.unended(record, state), {}, offsets=_go_on(store, record, view))
             if not state.state.is_final:
                 view.leave()
+                if has_lease and state.is_lease_lifted and not supervisor.is_abandoned:
+                    print_detached(out, record.name, record.job, state)
+                    return 0
                 out.print(Text(f"left {name}, which goes on"), soft_wrap=True)
                 return CTRL_C
     lack = None if supervisor is None else api.unkept(store, record.job, supervisor)
@@ -62,8 +68,8 @@ def command(job: str | None, cluster: Path | None) -> int:
     return state.exit_code or (0 if lack is None else lack.exit_code)
 
 
-def _leave_by_key(supervisor: Supervisor) -> None:
-    """By Ctrl-C, and by the key that detaches from a launch."""
+def _leave_by_key(supervisor: Supervisor, view: LiveView, *, may_detach: bool) -> None:
+    """By Ctrl-C, and by the key that detaches from a launch, which does the same here."""
     keys = (signal.SIGINT, signal.SIGQUIT)
 
     def leave(number: int, stack: FrameType | None) -> None:
@@ -71,8 +77,14 @@ def _leave_by_key(supervisor: Supervisor) -> None:
             signal.signal(key, signal.default_int_handler)
         supervisor.abandon()
 
-    for key in keys:
-        signal.signal(key, leave)
+    def detach(number: int, stack: FrameType | None) -> None:
+        signal.signal(signal.SIGQUIT, leave)
+        view.keys = "detaching: no node has heard of it yet; Ctrl-\\ leaves without"
+        supervisor.request_detach()
+
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGQUIT, detach if may_detach else leave)
+    view.keys = "Ctrl-\\ detaches" if may_detach and os.isatty(0) else ""
 
 
 def _go_on(store: Store, record: JobRecord, watcher: Watcher) -> dict[str, dict[str, int]]:

@@ -35,7 +35,15 @@ def print_end(console: Console, job: str, plan: LaunchPlan, state: JobState, eva
         took = f" after {duration(max(0.0, state.ended_at - state.started_at))}"
     style = "bold green" if state.state is State.SUCCEEDED else "bold red"
     console.print(Text.assemble(f"job {plan.name} {job} ", (state.state.value, style), took), soft_wrap=True)
+    print_stopped_by(console, state)
     print_survivors(console, state)
+
+
+def print_stopped_by(console: Console, state: JobState) -> None:
+    """Why a job has stopped that nobody stopped."""
+    if state.state is State.STOPPED and state.stopped_by == "lease-over":
+        reason = REASONS["lease-over"]
+        console.print(Text(f"it stopped because {reason.of_node}; {reason.hint}"), soft_wrap=True)
 
 
 def print_outcome(console: Console, name: str, job: str, state: JobState) -> None:

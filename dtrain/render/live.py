@@ -30,14 +30,17 @@ _SHOW_SENDING_S = 1.0
 class LiveView(StatusLine):
     """Progress of a start, then a Watcher of the job. Used as a context manager: the status line goes at its end."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, age_s: float = 0.0) -> None:
+        """Args:
+        age_s: for how long the job has been there.
+        """
         self._console = console
         self._status = ""
         super().__init__(console, self)
         # Who reads a file or a pipe may count lines, and look for a rank's.
         self._lines = FoldedLines(self._raw, colour=not console.no_color) if self.live is not None else RankLines(self._raw, colour=False)
         self._said_at_s = 0.0
-        self._began_s = self._since_s = time.monotonic()
+        self._began_s = self._since_s = time.monotonic() - age_s
         self._sent: dict[str, tuple[int, int]] = {}
         self._sending_since_s = 0.0
         self._setup_since_s = 0.0

@@ -16,7 +16,7 @@ from rich.text import Text
 from dtrain.jobstate import Failure, JobState, NodeState
 from dtrain.plan import LaunchPlan
 from dtrain.render.console import duration
-from dtrain.render.end import describe, hint
+from dtrain.render.end import describe, hint, print_stopped_by
 from dtrain.render.jobs import STYLES, print_jobs
 from dtrain.render.live import progress_line
 from dtrain.render.ranges import ranges
@@ -36,13 +36,27 @@ class JobView:
     metrics: Mapping[str, Any]  # the newest value of each
     last_seen: Mapping[str, float]  # when this machine last heard from each node, by its own clock
     job_file: Path | None  # launches it again, wherever its own file is by now; None for a benchmark
+    has_lost_launcher: bool = False  # and will end with its lease
 
     @classmethod
     def of(cls, store: Store, record: JobRecord) -> JobView:
         newest: dict[str, Any] = {}
         for metric in store.metrics(record.job):
             newest.update(metric)
-        return cls(record, record.plan, store.state(record), newest, store.last_seen(record.job), store.job_file(record.job))
+        state, seen = store.state(record), store.last_seen(record.job)
+        return cls(record, record.plan, state, newest, seen, store.job_file(record.job), has_lost_launcher(store, record, state))
+
+
+def has_lost_launcher(store: Store, record: JobRecord, state: JobState) -> bool:
+    """Whether a job runs on only until its lease is over."""
+    is_open = not state.state.is_final and record.plan.lease_s is not None and not state.is_lease_lifted
+    return is_open and store.is_launcher_gone(record.job)
+
+
+def lost_launcher(plan: LaunchPlan, job: str) -> str:
+    """What to say of such a job."""
+    cure = f"Ctrl-\\ in dtrain attach {job} lets it go on"
+    return f"its launcher is gone, so it stops when its lease of {plan.lease_s:g} s is over; {cure}"
 
 
 def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> None:
@@ -59,6 +73,9 @@ def print_job(console: Console, view: JobView, problems: Mapping[str, str]) -> N
     console.print(table)
     if view.state.stop_cause is not None and not view.state.state.is_final:
         console.print(Text("it was told to stop, and is stopping", "yellow"))
+    if view.has_lost_launcher:
+        console.print(Text(lost_launcher(view.plan, view.record.job), "yellow"), soft_wrap=True)
+    print_stopped_by(console, view.state)
     failure = view.state.first_failure
     if view.state.start_failed is not None:
         console.print(Text(f"it was not started: {view.state.start_failed.text}", "red"), soft_wrap=True)
@@ -105,6 +122,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "ended_at": state.ended_at,
         "exit_code": state.exit_code,
         "exit_source": state.exit_source,
+        "stopped_by": state.stopped_by,
         "git_commit": view.record.git_commit,
         "git_changed": view.record.git_changed,
         "workdir_hash": view.record.workdir_hash,

@@ -94,6 +94,47 @@ def test_a_launch_is_left_and_its_job_needs_it_no_more(workspace: Workspace, how
     assert (result.code, result.out) == (0, "") and "lease" not in result.err, result.err
 
 
+def launched(workspace: Workspace, name: str, lease_s: int) -> Terminal:
+    launch = workspace.on_terminal("launch", workspace.waiting_job(name), "--lease", str(lease_s))
+    workspace.until(lambda: num_ranks("ready", launch.said()) == 2, "the workers")
+    return launch
+
+
+def test_a_job_whose_launch_was_killed_is_saved_by_who_attaches(workspace: Workspace) -> None:
+    launch = launched(workspace, "saved", 8)
+    job = workspace.status()["job"]
+    launch.process.kill()
+    launch.ended()
+    launch.hang_up()
+    killed_s = time.monotonic()
+    told = f"its launcher is gone, so it stops when its lease of 8 s is over; Ctrl-\\ in dtrain attach {job} lets it go on"
+    assert told in workspace.dtrain("status", "saved").out
+    attach = workspace.on_terminal("attach")
+    workspace.until(lambda: "(Ctrl-\\ detaches)" in attach.said(), "the attach")
+    attach.type(KEY)
+    assert attach.ended() == 0 and f"job saved {job} RUNNING, detached" in attach.said(), attach.said()
+    attach.hang_up()
+    workspace.until(lambda: time.monotonic() > killed_s + 10, "the time of the lease")
+    status = workspace.dtrain("status", "saved").out
+    assert "RUNNING" in status and "launcher is gone" not in status
+    (workspace.root / "go").touch()
+    assert workspace.wait(workspace.start("attach", job)).code == 0
+
+
+def test_who_ended_a_job_that_stopped(workspace: Workspace) -> None:
+    launch = launched(workspace, "late", 1)
+    launch.process.kill()
+    launch.ended()
+    launch.hang_up()
+    workspace.until(lambda: workspace.status()["state"] == "STOPPED", "the end of the lease")
+    assert workspace.status()["stopped_by"] == "lease-over"
+    for command in ("status", "attach"):
+        result = workspace.dtrain(command, "late")
+        assert "it stopped because its launcher was silent for longer than the lease" in result.out + result.err, result
+    assert workspace.dtrain("launch", workspace.waiting_job("told"), "--detach").code == 0
+    assert workspace.dtrain("stop").code == 0 and workspace.status()["stopped_by"] == "stop"
+
+
 def test_a_terminal_that_closes_before_the_job_runs(workspace: Workspace) -> None:
     """The start goes on, as a person expects who has seen it begin."""
     job = workspace.waiting_job("early")
