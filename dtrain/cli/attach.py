@@ -52,7 +52,10 @@ def command(job: str | None, cluster: Path | None) -> int:
             view.step(state.state.value.lower())
             supervisor = Supervisor(store, record.job, record.plan, view)
             _leave_by_key(supervisor, view, may_detach=has_lease)
-            state = supervisor.run(api.unended(record, state), {}, offsets=_go_on(store, record, view))
+            offsets = _go_on(store, record, view)
+            if any(end for streams in offsets.values() for end in streams.values()):
+                out.print(Text(f"its logs go on where they end here; dtrain logs {record.job} shows what came before", "dim"), soft_wrap=True)
+            state = supervisor.run(api.unended(record, state), {}, offsets=offsets)
             if not state.state.is_final:
                 view.leave()
                 if has_lease and state.is_lease_lifted and not supervisor.is_abandoned:
