@@ -54,7 +54,8 @@ def command(job: str | None, cluster: Path | None) -> int:
             _leave_by_key(supervisor, view, may_detach=has_lease)
             offsets = _go_on(store, record, view)
             if any(end for streams in offsets.values() for end in streams.values()):
-                out.print(Text(f"its logs go on where they end here; dtrain logs {record.job} shows what came before", "dim"), soft_wrap=True)
+                before = f"its logs go on where they end here; dtrain logs {record.job} shows what came before"
+                out.print(Text(before, "dim"), soft_wrap=True)
             state = supervisor.run(api.unended(record, state), {}, offsets=offsets)
             if not state.state.is_final:
                 view.leave()
