@@ -213,7 +213,7 @@ def selected(cluster: ClusterSpec, overrides: Overrides) -> tuple[ClusterSpec, l
         return cluster, [Problem(InOption(option), message, hint)]
     unknown = [name for name in named_ones if name not in there]
     if unknown:
-        hint = nearest(unknown[0], there) or f"its nodes: {_shortened(there)}"
+        hint = _as_range(unknown[0]) or nearest(unknown[0], there) or f"its nodes: {_shortened(there)}"
         others = len(unknown) - 1
         also = f" (nor {others} other{'s' if others > 1 else ''} of these)" if others else ""
         return cluster, [Problem(InOption(option), f"the cluster has no node {typed(unknown[0])}{also}", hint)]
@@ -221,6 +221,12 @@ def selected(cluster: ClusterSpec, overrides: Overrides) -> tuple[ClusterSpec, l
     if not left:
         return cluster, [Problem(InOption(option), "no node is left", "leave some of the nodes")]
     return replace(cluster, instances=left), []
+
+
+def _as_range(name: str) -> str | None:
+    """What to write for n1-n3, or n1-3."""
+    ends = re.fullmatch(r"(.*?)(\d+)(\D*)-\1?(\d+)\3", name)
+    return ends and f"a range is written {ends[1]}[{ends[2]}-{ends[4]}]{ends[3]}"
 
 
 def _node_names(text: str) -> dict[str, None]:

@@ -229,6 +229,8 @@ def test_a_wrong_setting_is_answered_at_the_option(setting: str, where: str, mes
     [
         ({"nodes": "n1,n6"}, "--nodes", "the cluster has no node 'n6'", "its nodes: n1, trn01, trn02, trn03, n5"),
         ({"nodes": "n6,n7"}, "--nodes", "the cluster has no node 'n6' (nor 1 other of these)", "its nodes"),
+        ({"nodes": "trn01-trn03"}, "--nodes", "no node 'trn01-trn03'", "a range is written trn[01-03]"),
+        ({"exclude": "n1-5"}, "--exclude", "no node 'n1-5'", "a range is written n[1-5]"),
         ({"nodes": "gpu7"}, "--nodes", "the cluster has no node 'gpu7'", "its nodes: n1, trn01"),
         ({"exclude": "trn[1-9]"}, "--exclude", "no node 'trn1' (nor 8 others of these)", "did you mean 'trn01'?"),
         ({"exclude": "n[1,5],trn[01-03]"}, "--exclude", "no node is left", "leave some"),
