@@ -225,6 +225,8 @@ class JobState:
                 return self._with_node(node, clock_offset_s=event.offset_s)
             case wire.LeaseLifted():
                 return replace(self, is_lease_lifted=True)
+            case wire.PeerLost() if all(each.name != event.node for each in self.nodes):
+                return self
             case wire.PeerLost():
                 text = f"{node} says: {event.how}"
                 after = self._with_node(event.node, missed=text)

@@ -479,7 +479,7 @@ class Agent:
         while self._tripwire.nodes:  # the first node sees the others off: who dies now is lost, and somebody must know
             self._wait()
         self._tripwire.leave()
-        outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
+        outcome: wire.Outcome = "succeeded" if self._succeeded() else "stopped" if self._cause in _STOPPED else "failed"
         detail = self._launcher.last_words() if self._cause in ("launcher-failed", "start-timeout") else ""
         if self._cause == "setup-failed":
             detail = self._setup.last_words()

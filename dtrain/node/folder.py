@@ -21,6 +21,7 @@ BUNDLE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 FOLDER_VARIABLE = "DTRAIN_JOB_FOLDER"  # in the environment of every process of a job: its folder on the node
 _UNSETTLED = "unsettled"
 _TREES_TIMEOUT_S = 60.0
+_MOST_BYTES = 64 * 1024 * 1024  # of a record, or of the events of a job
 _EVENTS_BYTES = 64 * 1024  # some tracebacks long
 _UCRED = struct.Struct("3i")  # pid, uid, gid
 
@@ -249,6 +250,21 @@ class JobFolder:
         with _ShortPath(self.path) as folder:
             connection.connect(f"{folder}/sock")
         return connection
+
+
+def read_plain(path: str) -> bytes:
+    """What a record holds, or a job's events.
+
+    Raises:
+        OSError: it is not there, too large to be one, or something else, such as a pipe that nobody ever writes into.
+    """
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a file", path)
+        if status.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return file.read(_MOST_BYTES)
 
 
 def names_in(folder: str) -> list[str]:

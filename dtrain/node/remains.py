@@ -8,7 +8,7 @@ import time
 from typing import Optional
 
 from dtrain.node import procs, wire
-from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, NodeDir
+from dtrain.node.folder import FOLDER_VARIABLE, JobFolder, NodeDir, read_plain
 
 _KILL_TIMEOUT_S = 10.0
 
@@ -55,17 +55,17 @@ def _read(folder: JobFolder) -> tuple[Optional[wire.AgentStarted], bool]:
     """How the agent started, and whether there is a last event."""
     started, is_over = None, False
     try:
-        with open(folder.stream(wire.EVENTS), "rb") as file:
-            for line in file:
-                try:
-                    event = wire.from_json(line)
-                except ValueError:  # torn, as on a full disk
-                    continue
-                if isinstance(event, wire.AgentStarted):
-                    started = event
-                is_over = is_over or isinstance(event, wire.NodeEnded)
+        lines = read_plain(folder.stream(wire.EVENTS)).split(b"\n")
     except OSError:
         return None, False
+    for line in lines:
+        try:
+            event = wire.from_json(line)
+        except ValueError:  # torn, as on a full disk
+            continue
+        if isinstance(event, wire.AgentStarted):
+            started = event
+        is_over = is_over or isinstance(event, wire.NodeEnded)
     return started, is_over
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import binascii
 import functools
 import json
+import math
 import re
 import struct
 import typing
-from typing import Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, Literal, Optional, Union
 
 from dtrain.node.record import dataclass
 
@@ -451,6 +452,7 @@ class JobHere(Message):
     job: str
     node: str  # by which name the job knows this node
     alive: bool  # its agent or guard is there
+    fault: str = ""  # why its events cannot be read
 
 
 @dataclass(frozen=True)
@@ -634,12 +636,15 @@ class Survivor(Message):
     command: str
 
 
+Outcome = Literal["succeeded", "failed", "stopped", "lost"]
+
+
 @dataclass(frozen=True)
 class NodeEnded(Message):
     """Last event of a node: none of the job's processes is left there but the survivors."""
 
     at: float
-    outcome: str  # succeeded | failed | stopped | lost
+    outcome: Outcome
     # "" | worker-failed | launcher-failed | start-timeout | agent-killed | guard-killed | folder-gone | never-committed | peer-lost
     # | lease-over | rebooted | all-killed | setup-failed, or the cause of a Stop
     reason: str
@@ -669,7 +674,7 @@ def from_json(text: Union[str, bytes]) -> Message:
         if isinstance(message, StreamBytes) and not _is_stream(message.stream):  # it becomes a file on the launching machine
             raise ValueError(f"no stream of a job: {message.stream!r}")
         return message
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a dtrain message: {text[:200]!r}") from error
 
 
@@ -688,13 +693,21 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    if typing.get_origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        return tuple(_value(item, part) for part in value)
-    if isinstance(value, dict):  # a message, or an optional one; a mapping of texts stays what it is
-        for cls in (hint, *typing.get_args(hint)):
-            if isinstance(cls, type) and issubclass(cls, Message):
-                return _build(cls, value)
+    """Raises TypeError: the value is of another type, or a number that is none, or takes more than 64 bits."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Union:  # an Optional
+        return None if value is None else _value(args[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(args[0], part) for part in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(args[1], each) for key, each in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Message) and isinstance(value, dict):
+        return _build(hint, value)
+    is_number = type(value) is int and -(2**63) <= value < 2**63
+    is_fit = {str: isinstance(value, str), bool: isinstance(value, bool), int: is_number}
+    is_fit[float] = is_number or (isinstance(value, float) and math.isfinite(value))
+    if not (value in args if origin is Literal else is_fit.get(hint, False)):
+        raise TypeError(f"{value!r:.50} is no {hint}")
     return value
 
 

@@ -14,7 +14,7 @@ def _ended(rank: int, code: int, at: float, *, symptom: bool = False, signal: in
     return wire.WorkerEnded(at, rank, 0, code, signal, traceback, symptom)
 
 
-def _over(outcome: str, reason: str = "", at: float = 9.0) -> wire.NodeEnded:
+def _over(outcome: wire.Outcome, reason: str = "", at: float = 9.0) -> wire.NodeEnded:
     return wire.NodeEnded(at, outcome, reason, "", ())
 
 
@@ -180,6 +180,10 @@ def test_a_worker_that_failed_although_it_was_told_to_end_counts() -> None:
     state = state.after("b", wire.WorkerEnded(3.2, 1, 0, 1, None, "Traceback", symptom=False, failed_first=True))
     state = state.after("a", _over("failed", "worker-failed")).after("b", _over("stopped", "failure"))
     assert state.first_failure is not None and state.first_failure.rank == 1
+
+
+def test_a_node_that_the_job_does_not_have_is_not_lost() -> None:
+    assert _running().after("a", wire.PeerLost(3.0, "zzz", "its connection ended", 1.0)) == _running()
 
 
 def test_what_the_kernel_says_of_memory_reaches_the_failure() -> None:

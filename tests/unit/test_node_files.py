@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from dtrain.bundle import bundle
 from dtrain.node import wire
-from dtrain.node.folder import JobFolder
+from dtrain.node.folder import JobFolder, read_plain
 from dtrain.node.follow import Follower
 
 
@@ -69,6 +70,38 @@ def test_what_a_node_sends_becomes_no_other_file_than_a_log(name: str) -> None:
         wire.from_json(wire.to_json(wire.StreamBytes(name, 0)))
     for good in (wire.rank_log(12), wire.SETUP_LOG, wire.LAUNCHER_LOG, wire.EVENTS, wire.METRICS):
         assert wire.from_json(wire.to_json(wire.StreamBytes(good, 0))) == wire.StreamBytes(good, 0)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"type": "LeaseLifted", "at": "now"}',
+        '{"type": "LeaseLifted", "at": null}',
+        '{"type": "LeaseLifted", "at": true}',
+        '{"type": "LeaseLifted", "at": NaN}',
+        '{"type": "LauncherStarted", "at": 1.0, "pid": 1.5}',
+        '{"type": "LauncherStarted", "at": 1.0, "pid": 18446744073709551616}',
+        '{"type": "WorkerEnded", "at": 1, "rank": 0, "local_rank": 0, "exit_code": "1", "signal": null, "traceback": "", "symptom": false}',
+        '{"type": "NodeEnded", "at": 1.0, "outcome": "zzz", "reason": "", "detail": "", "survivors": []}',
+        '{"type": "NodeEnded", "at": 1.0, "outcome": "lost", "reason": "", "detail": "", "survivors": [7]}',
+        '{"type": "Follow", "offsets": {"events.jsonl": "0"}, "once": true}',
+        '{"type": ["LeaseLifted"], "at": 1.0}',
+        '{"type": "LeaseLifted", "at": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_what_has_values_of_other_types_is_no_message(damaged: str) -> None:
+    with pytest.raises(ValueError, match="not a dtrain message"):
+        wire.from_json(damaged)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(1 << 40)
+    for path in (tmp_path / "fifo", tmp_path / "large", tmp_path):
+        with pytest.raises(OSError) as raised:
+            read_plain(str(path))
+        assert raised.value.filename == str(path)
 
 
 def test_an_event_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
