@@ -167,11 +167,18 @@ def the_running_one(store: Store, name: str | None = None) -> JobRecord | None:
     return the_one(running())
 
 
-def the_one(running: Sequence[JobRecord]) -> JobRecord | None:
-    """Raises NoSuchJob: there are several."""
+def the_one(running: Sequence[JobRecord], options: str = "") -> JobRecord | None:
+    """The only one; None: there is none.
+
+    Args:
+        options: of the `dtrain stop` that means one of them.
+
+    Raises:
+        NoSuchJob: there are several.
+    """
     if len(running) > 1:
         named = ", ".join(f"{record.name} {record.job}" for record in running)
-        raise NoSuchJob(f"{len(running)} jobs are running: {named}", hint=f"say which one: dtrain stop {running[0].job}")
+        raise NoSuchJob(f"{len(running)} jobs are running: {named}", hint=f"say which one: dtrain stop {running[0].job}{options}")
     return running[0] if running else None
 
 

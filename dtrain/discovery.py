@@ -16,6 +16,8 @@ from dtrain.nodes import connect, outcomes
 from dtrain.spec import ClusterSpec
 from dtrain.store import JobRecord, read_event
 
+_MOST_SIGHTINGS = 20_000  # 20 jobs on each of 1000 nodes that one machine plays
+
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
@@ -25,11 +27,23 @@ class FoundJob:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A job of which no more can be said."""
+
+    job: str
+    why: str
+    record: JobRecord | None  # where that could be read
+
+    def __str__(self) -> str:
+        return f"job {self.job} is left out: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Discovered:
     jobs: tuple[FoundJob, ...]  # newest first
     silent: dict[str, DtrainError]  # by node that could not be asked, why not
     asked_at: float
-    left_out: tuple[str, ...]  # jobs of which no more can be said, a line each
+    left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +79,12 @@ def discover(cluster: ClusterSpec, step: Callable[[str], None]) -> Discovered:
             by_job.setdefault(sighting.here.job, []).append(sighting)
         jobs, left_out = [], []
         for job, sightings in by_job.items():
+            record = None
             try:
-                record = _record(sightings[0].here, links[sightings[0].asked])
+                record = _record(sightings[0], links[sightings[0].asked])
                 jobs.append(_found(record, cluster, sightings, silent))
             except DtrainError as error:
-                left_out.append(f"job {job} is left out: {error.message}")
+                left_out.append(LeftOut(job, error.message, record))
     finally:
         for link in links.values():
             link.close()
@@ -77,27 +92,40 @@ def discover(cluster: ClusterSpec, step: Callable[[str], None]) -> Discovered:
 
 
 def _ask(node: str, link: Link) -> list[_Sighting]:
+    """Raises DtrainError: the node cannot say, or says more than can be."""
     link.tell(wire.ListJobs())
-    found = []
+    found: list[_Sighting] = []
     message, events = link.answer()
     while isinstance(message, wire.JobHere):
+        if len(found) == _MOST_SIGHTINGS:
+            raise PreflightFailed(
+                f"{node}: it tells of more than {_MOST_SIGHTINGS:,} jobs", hint="look at the jobs in dtrain's folder there"
+            )
         found.append(_Sighting(node, message, events))
         message, events = link.answer()
     return found
 
 
-def _record(here: wire.JobHere, link: Link) -> JobRecord:
+def _record(sighting: _Sighting, link: Link) -> JobRecord:
     """Raises DtrainError: the node cannot say, or says it as another version of dtrain."""
+    here = sighting.here
     link.tell(wire.GetRecord(here.job, here.node))
     try:
-        return JobRecord.imported(link.answer()[1])
+        record = JobRecord.imported(link.answer()[1])
     except ValueError as error:
-        raise PreflightFailed(f"another version of dtrain launched it ({error})") from error
+        text = f"{sighting.asked}: its record there is damaged, or another version of dtrain launched it ({error})"
+        raise PreflightFailed(text) from error
+    if record.job != here.job:
+        raise PreflightFailed(f"{sighting.asked}: its record there is that of job {record.job}")
+    return record
 
 
 def _found(record: JobRecord, cluster: ClusterSpec, sightings: Sequence[_Sighting], silent: Container[str]) -> FoundJob:
-    """Raises PreflightFailed: the nodes that the cluster's file names are not all that there were, or do not all have it any more."""
+    """Raises PreflightFailed: the nodes that the cluster's file names are not all that there were, or do not all have it any more, or
+    cannot read it."""
     plan = record.plan
+    if faults := [f"{sighting.asked}: {sighting.here.fault}" for sighting in sightings if sighting.here.fault]:
+        raise PreflightFailed("; ".join(faults))
     instances = {instance.name: instance for instance in cluster.instances}
     by_node = {sighting.here.node: sighting for sighting in sightings}
     for node, sighting in by_node.items():
@@ -113,7 +141,8 @@ def _found(record: JobRecord, cluster: ClusterSpec, sightings: Sequence[_Sightin
             state = state.after(LAUNCHING_SIDE, NodeLost(time.time(), each.name, how))
     gone = [node.name for node in plan.nodes if node.name not in silent and node.name not in by_node]
     if gone and all(node.state.is_final for node in state.nodes if node.name in by_node):
-        raise PreflightFailed(f"it is over, and {listed(gone)} has removed what it kept of it")
+        kept = "has removed what it kept" if len(gone) == 1 else "have removed what they kept"
+        raise PreflightFailed(f"it is over, and {listed(gone)} {kept} of it")
     reached = record.reached_by(replace(cluster, instances=tuple(instances[node.name] for node in plan.nodes)))
     return FoundJob(replace(reached, state=state.state, exit_code=state.exit_code), state, frozenset(by_node))
 

@@ -19,6 +19,7 @@ import secrets
 import socket
 import sqlite3
 import time
+import typing
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dtrain.errors import NoSpace, NoSuchJob
-from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, State, StopAsked
+from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State, StopAsked
 from dtrain.node import procs, wire
 from dtrain.node.folder import SAFE_NAME
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load 
 
 JOB_FILE = "job.yaml"  # in a job's folder
 _BUSY_TIMEOUT_S = 30.0
+_MOST_BYTES = 64 * 1024 * 1024  # of a record
+_LATEST = 1e11  # s since the epoch: calendars go no further than the year 9999
+_NODES_EVENTS = typing.get_args(wire.Event)
+_OWN_EVENTS = (StopAsked, StartFailed, NodeLost)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job TEXT PRIMARY KEY, name TEXT, created_at REAL, launched_by TEXT, workdir TEXT, outputs TEXT,
@@ -76,6 +81,13 @@ def _clusters() -> TypeAdapter[ClusterSpec]:
     return TypeAdapter(ClusterSpec)
 
 
+@functools.cache
+def _records() -> TypeAdapter[JobRecord]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(JobRecord)
+
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job as it was launched, and its state when this was read."""
@@ -103,16 +115,34 @@ class JobRecord:
     @classmethod
     def imported(cls, exported: bytes) -> JobRecord:
         """Raises ValueError: it is of another version of dtrain, or something else."""
+        from pydantic import ValidationError
+
+        inflater = zlib.decompressobj()
         try:
-            kept = json.loads(zlib.decompress(exported))
-            paths_and_states = {"workdir": Path(kept["workdir"]), "state": State.PENDING, "overrides": tuple(kept["overrides"])}
-            record = cls(**{**kept, **paths_and_states})
-            names = (record.job, *(node.name for node in record.plan.nodes))
-        except (zlib.error, KeyError, TypeError) as error:
+            text = inflater.decompress(exported, _MOST_BYTES)
+            if not inflater.eof:
+                raise ValueError("it is cut off, or larger than any")
+            record = _records().validate_json(text, strict=True)
+            record._check(record.plan)
+        except zlib.error as error:
             raise ValueError(str(error)) from error
-        if not all(SAFE_NAME.fullmatch(name) for name in names):  # they become folders here
-            raise ValueError(f"{names!r} are no names of dtrain's")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(": ".join((*map(str, first["loc"]), first["msg"]))) from error
         return record
+
+    def _check(self, plan: LaunchPlan) -> None:
+        """Raises ValueError: it names what becomes a folder here and must not, or what nobody could show."""
+        nodes = [node.name for node in plan.nodes]
+        names = (self.job, self.name, *nodes)
+        if not all(SAFE_NAME.fullmatch(name) for name in names):
+            raise ValueError(f"{names!r} are no names of dtrain's")
+        if not nodes or len(set(nodes)) < len(nodes) or any(worker.node != node.name for node in plan.nodes for worker in node.workers):
+            raise ValueError("its nodes and workers are no plan")
+        if not 0 <= self.created_at < _LATEST:
+            raise ValueError(f"created_at: {self.created_at} is no time")
+        if not f"{self.launched_by}{self.git_commit}".isprintable() or "\0" in f"{self.workdir}{self.outputs}":
+            raise ValueError("it has characters that cannot be in it")
 
     def reached_by(self, cluster: ClusterSpec) -> JobRecord:
         return replace(self, cluster_json=_clusters().dump_json(cluster).decode())
@@ -312,7 +342,8 @@ class Store:
     def own_events(self, job: str, since: int = 0) -> list[tuple[int, Event]]:
         """The launching side's events from an offset on, whichever process had them, each with the offset behind it."""
         query = "SELECT next_offset, event FROM events WHERE job = ? AND node = ? AND offset >= ? ORDER BY offset"
-        return [(behind, cast(Event, wire.from_json(event))) for behind, event in self._rows(query, job, LAUNCHING_SIDE, since)]
+        rows = self._rows(query, job, LAUNCHING_SIDE, since)
+        return [(behind, event) for behind, line in rows if (event := _event(line, _OWN_EVENTS)) is not None]
 
     def is_stop_asked(self, job: str) -> bool:
         return any(isinstance(event, StopAsked) for _, event in self.own_events(job))
@@ -355,7 +386,9 @@ class Store:
         offsets: dict[str, int] = {}
         for node, _, behind in rows:
             offsets[node] = max(offsets.get(node, 0), behind)
-        return [(node, event) for node, line, _ in rows if (event := read_event(line)) is not None], offsets
+        kinds = {LAUNCHING_SIDE: _OWN_EVENTS}
+        read = [(node, _event(line, kinds.get(node, _NODES_EVENTS))) for node, line, _ in rows]
+        return [(node, event) for node, event in read if event is not None], offsets
 
     def metrics(self, job: str) -> list[dict[str, Any]]:
         return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
@@ -417,11 +450,12 @@ class Store:
             raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there") from error
 
 
-def pick(wanted: str, jobs: Sequence[JobRecord]) -> JobRecord:
+def pick(wanted: str, jobs: Sequence[JobRecord], lists: str = "dtrain status") -> JobRecord:
     """The job with that id, else the newest of that name (a running one first), else the one whose id begins so.
 
     Args:
         jobs: newest first.
+        lists: the command that lists them.
 
     Raises:
         NoSuchJob: there is none, or the start of an id fits several.
@@ -437,7 +471,7 @@ def pick(wanted: str, jobs: Sequence[JobRecord]) -> JobRecord:
     if by_id:
         raise NoSuchJob(f"{wanted} is the start of several jobs: {', '.join(record.job for record in by_id[:5])}", hint="type more of it")
     shown = wanted if wanted.isprintable() and wanted else repr(wanted)
-    raise NoSuchJob(f"no job has the id or name {shown}", hint="dtrain status lists them")
+    raise NoSuchJob(f"no job has the id or name {shown}", hint=f"{lists} lists them")
 
 
 _ADD_EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?)"
@@ -474,11 +508,17 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def read_event(line: str | bytes) -> Event | None:
-    """An event; None for a line that was torn, as on a full disk, and for what only another version of dtrain calls an event."""
+    """A node's event; None for a line that was torn, as on a full disk, and for what only another version of dtrain, or nobody, calls
+    an event of a node."""
+    return _event(line, _NODES_EVENTS)
+
+
+def _event(line: str | bytes, kinds: tuple[type, ...]) -> Event | None:
     try:
-        return cast(Event, wire.from_json(line))
+        event = wire.from_json(line)
     except ValueError:
         return None
+    return cast(Event, event) if isinstance(event, kinds) and 0 <= cast(Event, event).at < _LATEST else None
 
 
 def _flag(number: int | None) -> bool | None:

@@ -14,7 +14,7 @@ from dtrain.render import console
 from dtrain.store import JobRecord, Store, pick
 
 if TYPE_CHECKING:  # `status` loads no more than it needs
-    from dtrain.discovery import Discovered
+    from dtrain.discovery import Discovered, LeftOut
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -34,8 +34,11 @@ def cluster_option(command: _F) -> _F:
     )(command)  # fmt: skip
 
 
-def jobs_on(cluster: Path) -> Discovered:
-    """What the nodes of a cluster know, with a word on those that do not answer.
+def jobs_on(cluster: Path, job: str | None, *, lists: bool = False) -> Discovered:
+    """What the nodes of a cluster know, with a word on those that do not answer, and on jobs left out that may be the one that is meant.
+
+    Args:
+        lists: all jobs are meant where none is named.
 
     Raises:
         SpecError: the file is no cluster file.
@@ -48,9 +51,16 @@ def jobs_on(cluster: Path) -> Discovered:
     line = console.StepLine()
     with line:
         found = discover(spec, line.step)
-    for text in (*(error.message for error in found.silent.values()), *found.left_out):
-        console.person().print(text, style="yellow", soft_wrap=True)
+    left_out = [each for each in found.left_out if ((lists or not found.jobs) if job is None else _may_mean(job, each, found))]
+    for text in (*(error.message for error in found.silent.values()), *map(str, left_out)):
+        console.person().print(console.harmless(text), style="yellow", soft_wrap=True)
     return found
+
+
+def _may_mean(job: str, left_out: LeftOut, found: Discovered) -> bool:
+    """By its id or the start of it, or as the newest of that name."""
+    record, alike = left_out.record, [each.record.created_at for each in found.jobs if each.record.name == job]
+    return left_out.job.startswith(job) or (record is not None and record.name == job and record.created_at > max(alike, default=0.0))
 
 
 def find_on(cluster: Path, found: Discovered, job: str | None) -> JobRecord:
@@ -58,7 +68,7 @@ def find_on(cluster: Path, found: Discovered, job: str | None) -> JobRecord:
     records = [each.record for each in found.jobs]
     if not records:
         raise NoSuchJob(f"the nodes of {cluster} know no job", hint="each keeps the newest 20 that ran on it")
-    return records[0] if job is None else pick(job, records)
+    return records[0] if job is None else pick(job, records, f"dtrain status --cluster {cluster}")
 
 
 def taken_up(store: Store, cluster: Path | None, job: str | None) -> Meant:
@@ -70,7 +80,7 @@ def taken_up(store: Store, cluster: Path | None, job: str | None) -> Meant:
     """
     if cluster is None:
         return Meant(job)
-    found = jobs_on(cluster)
+    found = jobs_on(cluster, job)
     record = find_on(cluster, found, job)
     store.adopt(record)
     return Meant(record.job, found.silent)
@@ -86,8 +96,9 @@ def taken_up_running(store: Store, cluster: Path | None, job: str | None) -> Mea
         return Meant(job)
     from dtrain import api
 
-    found = jobs_on(cluster)
-    record = api.the_one([each.record for each in found.jobs if not each.state.state.is_final and job in (None, each.record.name)])
+    found = jobs_on(cluster, job)
+    running = [each.record for each in found.jobs if not each.state.state.is_final and job in (None, each.record.name)]
+    record = api.the_one(running, f" --cluster {cluster}")
     if record is None and job is None and found.jobs:
         raise NoSuchJob(f"no job is running on the nodes of {cluster}", hint=f"dtrain status --cluster {cluster} lists those that ran")
     record = record or find_on(cluster, found, job)

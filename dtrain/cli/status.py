@@ -86,7 +86,7 @@ def _show_found(cluster: Path, job: str | None, json_wanted: bool) -> None:
     """What the nodes say, which goes into no store: to list jobs is not to have their logs."""
     from dtrain.render.status import JobView, print_job
 
-    found = jobs_on(cluster)
+    found = jobs_on(cluster, job, lists=True)
     if job is not None or not found.jobs:
         meant = find_on(cluster, found, job)
         jobs = [each for each in found.jobs if each.record == meant]

@@ -16,7 +16,7 @@ import time
 from typing import Optional
 
 from dtrain.node import activation, network, preparation, probe, prune, record, remains, tail, tree, wire
-from dtrain.node.folder import BUNDLE, JobFolder, NodeDir
+from dtrain.node.folder import BUNDLE, JobFolder, NodeDir, read_plain
 from dtrain.node.follow import Follower
 
 _BUSY_POLL_S = 0.02
@@ -161,8 +161,7 @@ class _Session:
         elif isinstance(order, wire.ListJobs):
             self._list_jobs()
         elif isinstance(order, wire.GetRecord):
-            with open(self._node_dir.job(order.job, order.node).record, "rb") as file:
-                self._send(wire.RecordBytes(), file.read())
+            self._send(wire.RecordBytes(), read_plain(self._node_dir.job(order.job, order.node).record))
         elif isinstance(order, wire.GetTails):
             self._send_tails(order)
         elif isinstance(order, wire.ListOutputs):
@@ -339,9 +338,15 @@ class _Session:
         """Without those of which nobody could say more, as of an older dtrain."""
         for folder in self._node_dir.all_folders():
             if os.path.exists(folder.record):
-                alive = folder.is_alive()  # before reading: what an ended job wrote is complete
-                with contextlib.suppress(FileNotFoundError), open(folder.stream(wire.EVENTS), "rb") as file:
-                    self._send(wire.JobHere(folder.job, folder.node, alive), file.read())
+                alive, fault, events = False, "", b""
+                try:
+                    alive = folder.is_alive()  # before reading: what an ended job wrote is complete
+                    events = read_plain(folder.stream(wire.EVENTS))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:  # of one job says nothing of the others
+                    fault = f"{error.strerror}: {error.filename}"
+                self._send(wire.JobHere(folder.job, folder.node, alive, fault), events)
         self._reply(wire.Done())
 
     def _send_tails(self, order: wire.GetTails) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dtrain.store import JobRecord
 from tests.cluster import Result, Workspace
 from tests.lan import Lan
 
@@ -121,7 +125,7 @@ def test_a_node_that_does_not_answer(lan: Lan, workspace: Workspace) -> None:
 def test_who_follows_from_elsewhere_is_not_the_launcher(workspace: Workspace) -> None:
     """A lease ends though somebody looks on."""
     job = workspace.waiting_job("leased")
-    cluster = workspace.write("here.yaml", f"instances: 2\ngpus_per_instance: 1\ndevice: cpu\ndir: {workspace.nodes}\n")
+    cluster = here(workspace)
     launch = workspace.start("launch", job, "--lease", "5")
     workspace.until(lambda: workspace.printed("ready") == 2, "the workers to run")
     launch.send_signal(signal.SIGKILL)
@@ -130,3 +134,84 @@ def test_who_follows_from_elsewhere_is_not_the_launcher(workspace: Workspace) ->
     assert followed.code == 0 and sorted(followed.out.splitlines()) == ["[0] ready", "[1] ready"], followed.err
     assert "STOPPED" in followed.err
     assert workspace.leftovers() == {}
+
+
+def here(workspace: Workspace, instances: int = 2) -> Path:
+    return workspace.write("here.yaml", f"instances: {instances}\ngpus_per_instance: 1\ndevice: cpu\ndir: {workspace.nodes}\n")
+
+
+def test_a_damaged_job_harms_no_other(workspace: Workspace) -> None:
+    """It is left out with a line, and where another job is meant without one."""
+    workspace.write("short.py", SHORT)
+    job = workspace.job("name: short\nlauncher: none\nscript: short.py\n", instances=1)
+    assert workspace.dtrain("launch", job).code == 0
+    jobs = workspace.nodes / "jobs"
+    (good,) = os.listdir(jobs)
+    copies = {name: jobs / name / "node0" for name in ("another", "bomb", "fifo", "folder", "gone", "pipe", "text")}
+    record = JobRecord.imported((jobs / good / "node0/record").read_bytes())
+    for name, copy in copies.items():
+        shutil.copytree(jobs / good, copy.parent, ignore=shutil.ignore_patterns("sock"))
+        (copy / "record").write_bytes(replace(record, job=good if name == "another" else name).exported())
+    (copies["bomb"] / "record").write_bytes(zlib.compress(bytes(65 << 20)))
+    (copies["text"] / "record").write_bytes(zlib.compress(b'{"created_at": "now"}'))
+    for path, make in (
+        (copies["fifo"] / "record", os.mkfifo),
+        (copies["pipe"] / "events.jsonl", os.mkfifo),
+        (copies["folder"] / "events.jsonl", os.mkdir),
+    ):
+        path.unlink()
+        make(path)
+    (workspace.nodes / "unsettled").mkdir(exist_ok=True)
+    (workspace.nodes / "unsettled/pipe.node0").touch()  # a session looks what became of it
+    two_nodes = record.plan_json.replace(
+        '"nodes":[', '"nodes":[' + json.dumps(json.loads(record.plan_json)["nodes"][0]).replace("node0", "node1") + ","
+    )
+    (copies["gone"] / "record").write_bytes(replace(record, job="gone", name="older", plan_json=two_nodes, created_at=1.0).exported())
+    events = jobs / good / "node0/events.jsonl"
+    damaged = ('{"type": "NodeLost", "at": 1.0, "node": "zzz", "text": ""}', '{"type": "LeaseLifted", "at": "now"}', "[" * 100_000)
+    events.write_text("\n".join((*damaged, events.read_text())))
+    on_here = ("--cluster", here(workspace))
+    listed = elsewhere(workspace, "status", *on_here)
+    assert (listed.code, [line.split()[:3] for line in listed.out.splitlines()[1:]]) == (0, [[good, "short", "SUCCEEDED"]]), listed
+    left_out = dict(line.removeprefix("job ").split(" is left out: ") for line in listed.err.splitlines())
+    whys = {
+        "another": f"node0: its record there is that of job {good}",
+        "bomb": "node0: its record there is damaged, or another version of dtrain launched it (it is cut off, or larger than any)",
+        "fifo": f"node0: Not a file: {copies['fifo']}/record",
+        "folder": f"node0: Is a directory: {copies['folder']}/events.jsonl; node1: Is a directory: {copies['folder']}/events.jsonl",
+        "gone": "it is over, and node1 has removed what it kept of it",
+        "pipe": f"node0: Not a file: {copies['pipe']}/events.jsonl; node1: Not a file: {copies['pipe']}/events.jsonl",
+    }
+    assert left_out.pop("text").startswith(
+        "node0: its record there is damaged, or another version of dtrain launched it (job: Field required"
+    )
+    assert left_out == whys
+
+    logs = elsewhere(workspace, "logs", "short", *on_here)
+    assert (logs.code, logs.out, logs.err) == (0, "[0] hello of 0\n", "")
+    older = elsewhere(workspace, "logs", "older", *on_here)
+    assert older.code == 66 and f"job gone is left out: {whys['gone']}\n" in older.err and older.err.count("left out") == 1, older.err
+    nosuch = elsewhere(workspace, "stop", "nosuch", *on_here)
+    assert nosuch.code == 66 and nosuch.err.splitlines() == [
+        "error: no job has the id or name nosuch",
+        f"hint: dtrain status --cluster {on_here[1]} lists them",
+    ]
+
+
+def test_a_record_that_lies_has_nothing_written_elsewhere(workspace: Workspace) -> None:
+    """By the names in it the outputs would replace what is in V/bin."""
+    workspace.write("short.py", SHORT)
+    job = workspace.job("name: short\nlauncher: none\nscript: short.py\n", instances=1)
+    assert workspace.dtrain("launch", job).code == 0
+    venv, below = workspace.root / "venv", workspace.root / "below"
+    for folder in (venv / "x", venv / "bin", below):
+        folder.mkdir(parents=True)
+    (at_launch,) = (workspace.nodes / "jobs").glob("*/node0")
+    lying = at_launch.rename(at_launch.parent / "bin")
+    (workspace.nodes / "outputs/short/node0").rename(workspace.nodes / "outputs/short/bin")
+    record = JobRecord.imported((lying / "record").read_bytes())
+    lie = replace(record, workdir=venv / "x", outputs="..", plan_json=record.plan_json.replace("node0", "bin"))
+    (lying / "record").write_bytes(lie.exported())
+    fetched = elsewhere(workspace, "fetch", "short", "--cluster", here(workspace, 1), cwd=below)
+    assert fetched.code == 0 and "bin: 1 file in out/bin, 1 of them new" in fetched.err, fetched.err
+    assert (below / "out/bin/result").read_text() == "0" and not [*venv.glob("*/*")]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import zlib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.intake import Intake, Silent
-from dtrain.jobstate import State, StopAsked
+from dtrain.jobstate import NodeLost, StartFailed, State, StopAsked
 from dtrain.node import wire
 from dtrain.plan import make_plan
 from dtrain.spec import load_job
@@ -150,6 +152,24 @@ def test_an_event_that_only_another_version_knows_says_nothing(tmp_path: Path) -
     assert store.state(record).state is State.STARTING
 
 
+def test_a_node_does_not_speak_for_the_launching_side(tmp_path: Path) -> None:
+    """Nor the other way; and what is damaged in the store says nothing."""
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    own = (StopAsked(1.0, "stop"), StartFailed(1.0, 1, "no"), NodeLost(1.0, "node0", "gone"), NodeLost(1.0, "zzz", "gone"))
+    others = (wire.Beat(1.0, 0.0, 0.0), wire.LeaseLifted(1e300))
+    lines = [wire.to_json(event).encode() + b"\n" for event in (*own, *others, wire.AgentStarted(2.0, 1, 1, "b"))]
+    intake = Intake(store, "aa11", record.plan, Silent())
+    intake.take("node0", wire.StreamBytes(wire.EVENTS, 0), b"".join(lines))
+    assert (intake.state.state, intake.state.stop_cause, intake.state.failures) == (State.STARTING, None, ())
+    with closing(sqlite3.connect(tmp_path / "state/store.db")) as db, db:
+        for offset, line in enumerate((wire.to_json(wire.NodeEnded(3.0, "lost", "", "", ())), '{"type": "StopAsked"', "[" * 100_000)):
+            db.execute("INSERT INTO events VALUES ('aa11', '', ?, ?, ?)", (offset, offset + 1, line))
+        db.execute("INSERT INTO events VALUES ('aa11', 'node0', 9000, 9001, ?)", (lines[0].decode(),))
+    assert [event for _, event in store.events("aa11")] == [wire.AgentStarted(2.0, 1, 1, "b")]
+    assert store.own_events("aa11") == [] and store.state(record) == intake.state
+
+
 def test_a_summary_says_what_the_events_add_up_to(tmp_path: Path) -> None:
     """It is kept beside them, so that a list of jobs adds up nothing; also where only an older dtrain followed the job."""
     store = Store(tmp_path / "state")
@@ -189,8 +209,49 @@ def test_a_job_goes_to_another_machine_and_is_the_same_there(tmp_path: Path) -> 
 
 
 def test_what_would_lie_elsewhere_on_this_machine_is_no_job(tmp_path: Path) -> None:
+    record = _add(Store(tmp_path / "state"), tmp_path, "aa11", "train", instances=2)
+    plan = record.plan_json
+    elsewhere = [
+        {"job": "../../aa11"},
+        {"name": ".."},
+        {"plan_json": plan.replace("node1", "..")},
+        {"plan_json": plan.replace("node1", "/v")},
+    ]
+    of_another_node = plan.replace('"node":"node1"', '"node":"../../x"')
+    assert of_another_node != plan
+    for lie in (*elsewhere, {"plan_json": of_another_node}, {"plan_json": plan.replace("node1", "node0")}):
+        with pytest.raises(ValueError):
+            JobRecord.imported(replace(record, **lie).exported())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ({"created_at": "now"}, "^created_at: Input should be a valid number$"),
+        ({"created_at": None}, "^created_at: "),
+        ({"created_at": 1e300}, "^created_at: 1e\\+300 is no time$"),
+        ({"created_at": float("nan")}, "^created_at: nan is no time$"),
+        ({"name": 7}, "^name: "),
+        ({"git_commit": 7}, "^git_commit: "),
+        ({"git_changed": 0}, "^git_changed: "),
+        ({"overrides": [1, 2]}, "^overrides: 0: "),
+        ({"plan_json": "{}"}, "^name: Field required$"),
+        ({"plan_json": "[" * 100_000}, "recursion limit"),
+        ({"launched_by": "\x1b[2J"}, "characters that cannot be in it"),
+        ({"outputs": "/out\0"}, "characters that cannot be in it"),
+    ],
+)
+def test_a_damaged_record_is_no_job(tmp_path: Path, damage: dict[str, Any], why: str) -> None:
     record = _add(Store(tmp_path / "state"), tmp_path, "aa11", "train")
-    for exported in (replace(record, job="../../aa11").exported(), zlib.compress(b"{}"), zlib.compress(b"[]"), b"", b"\0"):
+    kept = json.loads(zlib.decompress(record.exported()))
+    with pytest.raises(ValueError, match=why):
+        JobRecord.imported(zlib.compress(json.dumps({**kept, **damage}).encode()))
+
+
+def test_what_is_no_record_takes_no_memory() -> None:
+    bomb = zlib.compress(bytes(65 << 20))
+    deep = zlib.compress(b"[" * 1_000_000)
+    for exported in (bomb, deep, zlib.compress(b"{}"), zlib.compress(b"[]"), zlib.compress(b"{}" * 99)[:-9], b"", b"\0"):
         with pytest.raises(ValueError):
             JobRecord.imported(exported)
 
