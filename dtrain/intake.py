@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Protocol
@@ -12,6 +11,7 @@ from typing_extensions import ParamSpec
 from dtrain.errors import STOPPED, NodeUnreachable, NoSpace
 from dtrain.findings import listed
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
+from dtrain.metrics import read_metric
 from dtrain.node import wire
 from dtrain.plan import LaunchPlan
 from dtrain.store import Store, read_event
@@ -76,7 +76,7 @@ class Intake:
             case wire.StreamBytes(wire.EVENTS):
                 self._take_events(node, message, data)
             case wire.StreamBytes(wire.METRICS):
-                metrics = [(offset, len(text), _metric(text)) for offset, text in self._lines(node, message, data)]
+                metrics = [(offset, len(text), read_metric(text)) for offset, text in self._lines(node, message, data)]
                 self._keep(self._store.append_metrics, node, metrics)
                 for _, _, metric in metrics:
                     self._watcher.measured(metric)
@@ -172,12 +172,3 @@ class Intake:
             lines.append((offset, line + b"\n"))
             offset += len(line) + 1
         return lines
-
-
-def _metric(line: bytes) -> dict[str, Any]:
-    """What a worker reported; a line that is no mapping says nothing, for anything may write into that file."""
-    try:
-        metric = json.loads(line)
-    except ValueError:
-        return {}
-    return metric if isinstance(metric, dict) else {}

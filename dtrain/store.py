@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dtrain.errors import NoSpace, NoSuchJob
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State, StopAsked
+from dtrain.metrics import read_metric
 from dtrain.node import procs, wire
 from dtrain.node.folder import SAFE_NAME
 
@@ -391,7 +392,7 @@ class Store:
         return [(node, event) for node, event in read if event is not None], offsets
 
     def metrics(self, job: str) -> list[dict[str, Any]]:
-        return [json.loads(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
+        return [read_metric(row[0]) for row in self._rows("SELECT metric FROM metrics WHERE job = ? ORDER BY rowid", job)]
 
     def state(self, record: JobRecord) -> JobState:
         return JobState.of(record.plan, self.events(record.job), self.first_state(record.job))

@@ -50,7 +50,6 @@ def _measure_size(size_bytes: int, config: AllreduceConfig, world: World) -> int
     if world.rank == 0:
         bus = bus_bandwidth(size_bytes, times.median_s, world.world_size) / 1e9 if world.world_size > 1 else None
         log_metrics(
-            benchmark="allreduce",
             size_bytes=size_bytes,
             num_iterations=num_iterations,
             time_us=times.median_s * 1e6,

@@ -10,6 +10,7 @@ from rich.text import Text
 from dtrain.render.console import person, size
 from dtrain.render.live import LiveView
 
+_ROW = ("size_bytes", "num_iterations", "time_us", "min_us", "p95_us", "algorithm_gb_per_s", "bus_gb_per_s", "num_wrong", "world_size")
 _HEAD = f"{'size':>9} {'time':>11} {'fastest':>11} {'p95':>11} {'algorithm':>11} {'bus':>11} {'wrong':>6}"
 
 
@@ -24,11 +25,11 @@ class AllreduceTable(LiveView):
         """Their output stays in the logs."""
 
     def measured(self, metric: Mapping[str, Any]) -> None:
-        if metric.get("benchmark") != "allreduce":
+        if "algorithm_gb_per_s" not in metric:
             return
         if not self.measurements:
             self._console.print(Text(_HEAD, "dim"))
-        row = {name: value for name, value in metric.items() if name not in ("at", "rank", "benchmark")}
+        row: dict[str, Any] = {name: metric.get(name) for name in _ROW}
         self.measurements.append(row)
         bus = "n/a" if row["bus_gb_per_s"] is None else f"{row['bus_gb_per_s']:.3f} GB/s"
         self._console.print(

@@ -346,13 +346,19 @@ def test_garbage_among_the_metrics_harms_nobody(workspace: Workspace) -> None:
     workspace.write(
         "garbage.py",
         "import os, dtrain\n"
-        "open(os.environ['DTRAIN_JOB_FOLDER'] + '/metrics.jsonl', 'ab').write(b'garbage\\xff\\n[1]\\n')\n"
-        "dtrain.log_metrics(iteration=7, loss=float('nan'))\n",
+        "garbage = b'garbage\\xff\\n[1]\\n' + b'[' * 100_000 + b'\\n'\n"
+        "open(os.environ['DTRAIN_JOB_FOLDER'] + '/metrics.jsonl', 'ab').write(garbage)\n"
+        "dtrain.log_metrics(iteration=6, loss=10**400, bubble='none')\n"
+        "dtrain.log_metrics(iteration=7, loss=float('nan'))\n"
+        "dtrain.log_metrics(evaluation={'note': 'early stop', 'accuracy': None, 'test accuracy': 0.5, '\\x1b[2J': 1})\n",
     )
     result = workspace.dtrain("launch", workspace.job("launcher: none\nscript: garbage.py\n", instances=1))
-    assert result.code == 0, result.err
+    after = workspace.dtrain("attach")
+    for shown in (result, after):
+        assert shown.code == 0 and "test accuracy 50.0%\n" in shown.err and "note" not in shown.err, shown.err
+    assert workspace.dtrain("status", "work").code == 0
     metrics = workspace.status()["metrics"]
-    assert (metrics["iteration"], metrics["loss"]) == (7, None)
+    assert (metrics["iteration"], metrics["loss"], metrics["evaluation"]) == (7, None, {"test accuracy": 0.5})
 
 
 def test_the_exception_is_told_as_torch_prints_it_within_a_process_group(workspace: Workspace) -> None:

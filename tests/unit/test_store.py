@@ -87,6 +87,15 @@ def test_a_follower_misses_no_event_that_another_one_stores_meanwhile(tmp_path: 
     assert attach.state == launch.state and store.find("aa11").state is State.SUCCEEDED
 
 
+def test_metrics_that_an_older_version_took_are_harmless_too(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    _add(store, tmp_path, "aa11", "train")
+    with closing(sqlite3.connect(tmp_path / "state/store.db")) as db, db:
+        for offset, metric in enumerate(('{"loss": "x", "epoch": 1}', "torn", '{"evaluation": {"note": "early stop"}}')):
+            db.execute("INSERT INTO metrics VALUES ('aa11', 'node0', ?, ?, ?)", (offset, offset + 1, metric))
+    assert store.metrics("aa11") == [{"epoch": 1}, {}, {"evaluation": {}}]
+
+
 def test_a_store_that_cannot_be_made_is_an_error_with_a_next_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NoSpace, match="hint: set XDG_STATE_HOME"):
