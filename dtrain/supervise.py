@@ -131,7 +131,7 @@ class Supervisor:
         offsets: Mapping[str, Mapping[str, int]] | None = None,
     ) -> JobState:
         """Follow until every node has ended; where the job was asked to stop, until every node that answers has. Less far where it
-        is detached or abandoned.
+        is detached or abandoned. An error that nobody foresaw ends this, and no job: it goes on as without its launcher.
 
         Args:
             targets: nodes of the job; those that have ended may be left out.
@@ -158,8 +158,8 @@ class Supervisor:
                 except queue.Empty:
                     continue
                 self._take(item)
-        except BaseException:
-            if renew_lease:  # nobody is left to look after the job
+        except (KeyboardInterrupt, SystemExit):  # of a notebook; the commands hand theirs over
+            if renew_lease:
                 self._tell_all(wire.Stop("failure", self._plan.grace_s))
             raise
         finally:

@@ -21,7 +21,7 @@ from dtrain.launchers import node_commands, plan_json
 from dtrain.plan import LaunchPlan, make_plan
 from dtrain.render import console
 from dtrain.render.commands import print_commands
-from dtrain.render.end import print_detached, print_end, print_left, print_survivors, print_unkept
+from dtrain.render.end import print_detached, print_end, print_left, print_survivors, print_unfollowed, print_unkept
 from dtrain.render.live import LiveView
 from dtrain.render.plan import print_plan
 from dtrain.shell_words import shell_words
@@ -130,9 +130,15 @@ def follow_to_end(
     def run() -> tuple[api.Job, Supervisor, JobState]:
         signals.start()
         job = api.launch(spec, store=store, progress=signals, lease_s=lease_s, wait=wait)
-        supervisor = job.supervisor(view)
-        signals.hand_over(supervisor, job.plan.grace_s)
-        return job, supervisor, supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
+        state = None
+        try:
+            supervisor = job.supervisor(view)
+            signals.hand_over(supervisor, job.plan.grace_s)
+            state = supervisor.run(job.targets, job.links, renew_lease=True, detach=detach)
+        finally:
+            if state is None:
+                print_unfollowed(out, spec.name, job.id, lease_s)
+        return job, supervisor, state
 
     with view:
         job, supervisor, state = run()

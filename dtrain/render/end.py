@@ -76,6 +76,13 @@ def print_left(console: Console, name: str, job: str, lease_s: float) -> None:
     _print_commands(console, job)
 
 
+def print_unfollowed(console: Console, name: str, job: str, lease_s: float | None) -> None:
+    """An error has ended its following, and no job."""
+    until = "" if lease_s is None else f" until its lease of {lease_s:g} s is over"
+    console.print(Text(f"job {name} {job} is followed no more, and goes on on its nodes{until}", "red"), soft_wrap=True)
+    _print_commands(console, job)
+
+
 def _print_commands(console: Console, job: str) -> None:
     for command in ("attach", "logs", "stop"):
         console.print(f"  dtrain {command} {job}", soft_wrap=True)

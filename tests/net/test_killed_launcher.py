@@ -118,6 +118,35 @@ def test_while_the_job_runs(lan: Lan, workspace: Workspace) -> None:
     stop_ends_it(lan, workspace)
 
 
+# A launch with a bug in it: the view's, as soon as a worker has printed something.
+BUG = """
+from pathlib import Path
+from dtrain.cli.launch import follow_to_end
+from dtrain.render import console
+from dtrain.render.live import LiveView
+from dtrain.spec import load_job
+
+class Faulty(LiveView):
+    def printed(self, node, stream, data):
+        raise ZeroDivisionError
+
+follow_to_end(load_job(Path("waits.yaml")), 600.0, Faulty(console.person()))
+"""
+
+
+def test_a_bug_of_the_launcher_ends_no_job(workspace: Workspace) -> None:
+    workspace.waiting_job("waits")
+    launch = workspace.wait(workspace.python(BUG))
+    assert launch.code == 1 and "ZeroDivisionError" in launch.err, launch.err
+    job = workspace.status("waits")
+    assert job["state"] == "RUNNING"
+    told = f"job waits {job['job']} is followed no more, and goes on on its nodes until its lease of 600 s is over\n"
+    assert f"{told}  dtrain attach {job['job']}\n" in launch.err, launch.err
+    attach = workspace.start("attach")
+    (workspace.root / "go").touch()
+    assert workspace.wait(attach).code == 0
+
+
 def test_before_a_node_has_the_job(lan: Lan, workspace: Workspace) -> None:
     """The files are still on their way to n2, whose sshd stands still; n1 and n3 wait to be told to start."""
     n1, n2, n3 = lan.nodes
