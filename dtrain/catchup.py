@@ -41,11 +41,15 @@ def catch_up(
     problems: dict[str, dict[str, str]] = {record.job: {} for record, _ in jobs}
     heard: dict[str, dict[str, float]] = {record.job: {} for record, _ in jobs}
     for target, message, payload in _answers(orders, timeout_s, silent):
-        if isinstance(message, DtrainError):
-            problems[target.job][target.node] = message.message
-        else:
+        if target.node in problems[target.job]:
+            continue  # its end is not taken either, so that it is asked once more
+        try:
+            if isinstance(message, DtrainError):
+                raise message
             intakes[target.job].take(target.node, message, payload)
             heard[target.job][target.node] = time.time()
+        except DtrainError as error:
+            problems[target.job][target.node] = error.message
     for record, _ in jobs:
         intake = intakes[record.job]
         for each in intake.state.nodes:

@@ -4,6 +4,7 @@ DtrainError                70  a fault of dtrain's own unless a subclass says ot
 ├── SpecError              65  the job or cluster file is wrong
 ├── NoSuchJob              66  no job of that id or name
 ├── NodeUnreachable        69  a node cannot be reached, or was lost
+│   └── LogGap             69  it sent bytes of a log that follow on none that were taken
 ├── NoSpace                73  no room for the store, a node's folder or what is printed
 ├── NodesBusy              75  the GPUs asked for are not free
 │   └── GpusMissing        75  a node does not have them at all: waiting does not help
@@ -99,6 +100,15 @@ class NoSuchJob(DtrainError):
 class NodeUnreachable(DtrainError):
     exit_code = 69
     finding = "unreachable"
+
+
+class LogGap(NodeUnreachable):
+    """Nothing of these bytes was taken: a copy of a log has no gaps."""
+
+    def __init__(self, node: str, stream: str, offset: int, end: int) -> None:
+        super().__init__(f"{node}: {stream} came from byte {offset} on, and what is here of it ends at byte {end}")
+        self.stream = stream
+        self.end = end  # from where it has to come again
 
 
 class NoSpace(DtrainError):

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.errors import AccessDenied, DtrainError, NodeUnreachable
+from dtrain.errors import AccessDenied, DtrainError, LogGap, NodeUnreachable
 from dtrain.link import Link, Target
 from dtrain.node import wire
 
@@ -21,6 +21,7 @@ class Received:
     node: str
     message: wire.Message
     payload: bytes
+    num_asked_again: int  # before this came
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Follower(threading.Thread):
         self._inbox = inbox
         self._ahead = threading.Semaphore(_FRAMES_AHEAD)
         self._stopped = threading.Event()
+        self._taken = dict(offsets)  # how far the streams were taken in, while more of them is received
+        self._again: tuple[dict[str, int], LogGap] | None = None  # from where to receive again, and why
+        self._num_asked_again = 0  # as the one who takes in counts them,
+        self._num_began_again = 0  # and as the one who receives does
         self._asked: dict[type[wire.Message], wire.Message] = {}  # said again after a reconnect: it may not have arrived
         self._heard_s = 0.0
         self.is_connected = False
@@ -76,6 +81,22 @@ class Follower(threading.Thread):
                 link.tell(order)
             except NodeUnreachable:
                 return  # the receiving thread notices and reconnects
+
+    def is_asked_for(self, received: Received) -> bool:
+        """False for what was on its way when `ask_again` was called: it comes again."""
+        return received.num_asked_again == self._num_asked_again
+
+    def took(self, received: Received) -> None:
+        if isinstance(received.message, wire.StreamBytes):
+            self._taken[received.message.stream] = received.message.offset + len(received.payload)
+
+    def ask_again(self, gap: LogGap) -> None:
+        """Receive that log from where the part of it that is here ends, and all else from where it was taken in."""
+        self._num_asked_again += 1
+        self._again = {**self._taken, gap.stream: gap.end}, gap
+        link = self._link
+        if link is not None:
+            threading.Thread(target=link.close, daemon=True).start()  # which may wait until all was received
 
     def handled(self) -> None:
         self._ahead.release()
@@ -102,15 +123,22 @@ class Follower(threading.Thread):
                 if self._link is None:
                     self._link = Link.open(self._target)
                 link = self._link
+                if self._again is not None:
+                    (self._offsets, _), self._again = self._again, None
+                    self._num_began_again += 1
                 link.tell(wire.Follow(self._offsets, once=False, logs=self._logs))
                 for order in tuple(self._asked.values()):
                     link.tell(order)
                 self.is_connected = True
                 if lost is not None:
                     self._inbox.put(Connected(self._target.node, None))
-                lost, wait_s = None, _RETRY_FIRST_S
+                lost = None
                 self._receive(link)
                 error = f"{self._target.node}: the connection broke"
+                if link.nonsense:
+                    error += f": {link.nonsense}"
+                elif self._again is None:
+                    wait_s = _RETRY_FIRST_S
                 link.close()
             except DtrainError as reason:
                 error = reason.message
@@ -118,6 +146,8 @@ class Follower(threading.Thread):
                     wait_s = _REFUSED_S
             if self._stopped.is_set():
                 return
+            if self._again is not None:
+                error = self._again[1].message
             self.is_connected = False
             self._link = None
             if error != lost:
@@ -129,10 +159,10 @@ class Follower(threading.Thread):
     def _receive(self, link: Link) -> None:
         while True:
             received = link.receive()
-            if received is None or self._stopped.is_set():
+            if received is None or self._stopped.is_set() or self._again is not None:
                 return
             message, payload = received
             if isinstance(message, wire.StreamBytes):
                 self._offsets[message.stream] = message.offset + len(payload)
             self._ahead.acquire()
-            self._inbox.put(Received(self._target.node, message, payload))
+            self._inbox.put(Received(self._target.node, message, payload, self._num_began_again))

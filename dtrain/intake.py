@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Protocol
 
 from typing_extensions import ParamSpec
 
-from dtrain.errors import STOPPED, NodeUnreachable, NoSpace
+from dtrain.errors import STOPPED, LogGap, NodeUnreachable, NoSpace
 from dtrain.findings import listed
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State
 from dtrain.metrics import read_metric
@@ -61,17 +61,28 @@ class Intake:
         self._watcher = watcher
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
         self._silent: set[str] = set()  # nodes that never had the job
+        self._printed: dict[tuple[str, str], int] = {}  # how far the watcher was told of a log
         events, self._offsets = store.events_and_offsets(job)
         self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
         self.unkept: NoSpace | None = None  # why the store has not all of what was taken
         self.state = JobState.of(plan, events, store.first_state(job))
 
-    def offsets(self, node: str) -> dict[str, int]:
-        """Where to follow a node's streams from at first: its events from where this state ends, for another follower may be ahead."""
-        return {**self._store.offsets(self._job, node), wire.EVENTS: self._offsets.get(node, 0)}
+    def offsets(self, node: str, wanted: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Where to follow a node's streams from at first: its events from where this state ends, for another follower may be ahead.
+
+        Args:
+            wanted: by log, from where the watcher wants to be told; else from where the store ends.
+        """
+        known = {**self._store.offsets(self._job, node), wire.EVENTS: self._offsets.get(node, 0), **(wanted or {})}
+        self._printed.update({(node, stream): offset for stream, offset in known.items()})
+        return known
 
     def take(self, node: str, message: wire.Message, data: bytes) -> None:
-        """Take what a node sent."""
+        """Take what a node sent.
+
+        Raises:
+            LogGap: bytes of a log do not follow on what was taken; nothing is changed.
+        """
         match message:
             case wire.StreamBytes(wire.EVENTS):
                 self._take_events(node, message, data)
@@ -81,8 +92,7 @@ class Intake:
                 for _, _, metric in metrics:
                     self._watcher.measured(metric)
             case wire.StreamBytes(stream, offset):
-                self._keep(self._store.write_log, node, stream, offset, data)
-                self._watcher.printed(node, stream, data)
+                self._take_log(node, stream, offset, data)
             case wire.CaughtUp(alive=False):
                 self._take_silence(node)
             case _:
@@ -119,6 +129,16 @@ class Intake:
                 self.unkept = error
                 self._watcher.unkept(error)
         return self.unkept is None
+
+    def _take_log(self, node: str, stream: str, offset: int, data: bytes) -> None:
+        """What comes again, as its copy here was deleted, is not shown again."""
+        printed = self._printed.get((node, stream), 0)
+        if offset > printed:
+            raise LogGap(node, stream, offset, printed)
+        self._keep(self._store.write_log, node, stream, offset, data)
+        if new := data[printed - offset :]:
+            self._printed[node, stream] = printed + len(new)
+            self._watcher.printed(node, stream, new)
 
     def _take_event(self, node: str, event: Event) -> None:
         self.state = self.state.after(node, event)

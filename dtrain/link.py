@@ -65,6 +65,7 @@ class Link:
         self._channel = channel
         self._writing = threading.Lock()
         self._fault = ""
+        self.nonsense = ""  # what came that the protocol does not know, and ended the session
         self.heard_s = time.monotonic()  # when something last came from the node
 
     @classmethod
@@ -121,6 +122,7 @@ class Link:
                 self.heard_s = time.monotonic()
             except (OSError, ValueError) as error:
                 self._fault = str(error)
+                self.nonsense = self._fault if isinstance(error, ValueError) else ""
                 return None
         if received is not None and isinstance(received[0], wire.Failed):
             raise _as_error(self.node, received[0])

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dtrain.errors import NoSpace, NoSuchJob
+from dtrain.errors import LogGap, NoSpace, NoSuchJob
 from dtrain.jobstate import LAUNCHING_SIDE, Event, JobState, NodeLost, StartFailed, State, StopAsked
 from dtrain.metrics import read_metric
 from dtrain.node import procs, wire
@@ -418,12 +418,18 @@ class Store:
         return self.folder(job) / node / stream
 
     def write_log(self, job: str, node: str, stream: str, offset: int, data: bytes) -> None:
-        """Put bytes of a stream where they belong in its copy."""
+        """Put bytes of a stream where they belong in its copy.
+
+        Raises:
+            LogGap: that is behind its end.
+        """
         path = self.log(job, node, stream)
         with self._writing():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
+                if offset > (end := os.fstat(fd).st_size):
+                    raise LogGap(node, stream, offset, end)
                 done = 0
                 while done < len(data):
                     done += os.pwrite(fd, data[done:], offset + done)

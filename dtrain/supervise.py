@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dtrain.errors import NoSpace
+from dtrain.errors import LogGap, NoSpace
 from dtrain.follower import Connected, Follower, FollowerEnded, Received
 from dtrain.intake import Intake, Watcher
 from dtrain.jobstate import JobState, NodeLost, State, StopAsked
@@ -142,8 +142,7 @@ class Supervisor:
         """
         make_ready_for(target for target in targets if target.node not in links)
         for target in targets:
-            wanted = (offsets or {}).get(target.node, {})
-            known = {**self._intake.offsets(target.node), **wanted}
+            known = self._intake.offsets(target.node, (offsets or {}).get(target.node))
             self._followers[target.node] = Follower(target, links.get(target.node), known, self._inbox, logs=not detach)
         while not self._inbox.empty():  # a stop is in the store before any node is told, or asked whether it has the job
             self._take(self._inbox.get())
@@ -206,11 +205,17 @@ class Supervisor:
     def _take(self, item: _Item) -> None:
         match item:
             case Received(node, message, payload):
-                self._intake.take(node, message, payload)
-                if isinstance(message, wire.CaughtUp) and self._stopping_since_s is not None:
-                    self._leave(node)  # none of the job is there, nor will be
+                follower = self._followers[node]
+                if follower.is_asked_for(item):
+                    try:
+                        self._intake.take(node, message, payload)
+                        follower.took(item)
+                    except LogGap as gap:
+                        follower.ask_again(gap)
+                    if isinstance(message, wire.CaughtUp) and self._stopping_since_s is not None:
+                        self._leave(node)  # none of the job is there, nor will be
                 self._leave_those_that_ended()
-                self._followers[node].handled()
+                follower.handled()
             case Connected(node, None):
                 self._errors.pop(node, None)
                 self._watcher.reconnected(node)

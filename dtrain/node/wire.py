@@ -673,6 +673,8 @@ def from_json(text: Union[str, bytes]) -> Message:
         message: Message = _build(Message.types[values.pop("type")], values)
         if isinstance(message, StreamBytes) and not _is_stream(message.stream):  # it becomes a file on the launching machine
             raise ValueError(f"no stream of a job: {message.stream!r}")
+        if isinstance(message, StreamBytes) and not 0 <= message.offset < 1 << 62:
+            raise ValueError(f"no offset in {message.stream}: {message.offset}")
         return message
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a dtrain message: {text[:200]!r}") from error

@@ -129,6 +129,28 @@ def test_two_attach_beside_a_launch_that_is_killed(workspace: Workspace) -> None
             assert shown == whole[len(whole) - len(shown) :]
 
 
+def test_a_copy_of_a_log_that_is_deleted_comes_again(workspace: Workspace) -> None:
+    """Whole, and nobody is shown a line twice."""
+    launch = Shell(workspace, 0, "launch", counting_job(workspace))
+    launch.shows_more()
+    attach = Shell(workspace, 1, "attach")
+    attach.shows_more()
+    (folder,) = workspace.root.glob("state/dtrain/jobs/*")
+    (folder / "node0/logs/rank0.log").unlink()
+    for shell in (launch, attach):
+        shell.shows_more()
+    (workspace.root / "go").touch()
+    for shell in (launch, attach):
+        assert shell.ended() == 0, shell.said()
+        assert "node0: logs/rank0.log came from byte " in shell.said() and "node0: connected again" in shell.said()
+    copies = logs(folder)
+    assert copies == logs(next(workspace.nodes.glob("jobs/*"))) and len(copies) == 2
+    for rank in range(2):
+        whole = [f"[{rank}] {line}" for line in copies[f"node{rank}/rank{rank}.log"].decode().splitlines()]
+        assert launch.lines(rank) == whole
+        assert attach.lines(rank) == whole[len(whole) - len(attach.lines(rank)) :]
+
+
 def test_who_attaches_does_not_renew_the_lease(workspace: Workspace) -> None:
     launch = Shell(workspace, 0, "launch", counting_job(workspace), "--lease", "3")
     launch.shows_more()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.errors import NoSpace, NoSuchJob
+from dtrain.errors import LogGap, NoSpace, NoSuchJob
 from dtrain.intake import Intake, Silent
 from dtrain.jobstate import NodeLost, StartFailed, State, StopAsked
 from dtrain.node import wire
@@ -85,6 +85,44 @@ def test_a_follower_misses_no_event_that_another_one_stores_meanwhile(tmp_path: 
     attach.take("node0", wire.StreamBytes(wire.EVENTS, offset), last)
     attach.take("node0", wire.CaughtUp(alive=False, known=True), b"")
     assert attach.state == launch.state and store.find("aa11").state is State.SUCCEEDED
+
+
+class Told(Silent):
+    """What a person is shown."""
+
+    def __init__(self) -> None:
+        self.printed_bytes = b""
+        self.num_unkept = 0
+
+    def printed(self, node: str, stream: str, data: bytes) -> None:
+        self.printed_bytes += data
+
+    def unkept(self, error: NoSpace) -> None:
+        self.num_unkept += 1
+
+
+def test_a_log_has_no_gap(tmp_path: Path) -> None:
+    """Not where its copy was deleted, nor where a node says that its bytes stand elsewhere; what comes again is not shown again."""
+    store = Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    told = Told()
+    intake = Intake(store, "aa11", record.plan, told)
+    name = wire.rank_log(0)
+    intake.take("node0", wire.StreamBytes(name, 0), b"hello ")
+    with pytest.raises(LogGap, match=r"^node0: logs/rank0.log came from byte 4398046511104 on, and what is here of it ends at byte 6$"):
+        intake.take("node0", wire.StreamBytes(name, 1 << 42), b"far away")
+    store.log("aa11", "node0", name).unlink()
+    with pytest.raises(LogGap) as gap:
+        intake.take("node0", wire.StreamBytes(name, 6), b"world")
+    assert (gap.value.stream, gap.value.end) == (name, 0)
+    intake.take("node0", wire.StreamBytes(name, 0), b"hello world")
+    assert store.log("aa11", "node0", name).read_bytes() == told.printed_bytes == b"hello world"
+
+
+@pytest.mark.parametrize("offset", ["-1", "1.5", "true", "null", '"1"', "[]", str(1 << 62)])
+def test_an_offset_that_is_none_breaks_the_connection(offset: str) -> None:
+    with pytest.raises(ValueError, match=r"no offset in logs|not a dtrain message"):
+        wire.from_json(f'{{"type": "StreamBytes", "stream": "logs/rank0.log", "offset": {offset}}}')
 
 
 def test_metrics_that_an_older_version_took_are_harmless_too(tmp_path: Path) -> None:
