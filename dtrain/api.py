@@ -235,15 +235,18 @@ def log_ends(
 
 
 def unkept(store: Store, job: str, supervisor: Supervisor) -> NoSpace | None:
-    """Why the store has not all of a job that was followed. Of one that is over what is missing is brought, if there is room by now."""
+    """Why the store has not all of a job that was followed. Of one that is over what is missing is brought, if that can be by now."""
     if supervisor.unkept is None or not supervisor.state.state.is_final:
         return supervisor.unkept
     try:
+        store = Store(store.root)  # opened anew: its file may have been put there again, and what lacks in it is made
         record = store.find(job)
-        store.keep_state(job, store.state(record))  # as long as the disk is full nothing is asked for
+        store.keep_state(job, store.state(record))  # as long as the disk is full, or the store broken, nothing is asked for
         problems = refresh(store, [record], lost_too=True, logs=True).get(job)  # None: another one who follows it has brought all
     except NoSpace as error:
         return error
+    except NoSuchJob:
+        return supervisor.unkept
     return supervisor.unkept if problems else None
 
 

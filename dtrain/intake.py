@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Protocol
+from typing import Any, Concatenate, Protocol, TypeVar
 
 from typing_extensions import ParamSpec
 
@@ -17,6 +18,7 @@ from dtrain.plan import LaunchPlan
 from dtrain.store import Store, read_event
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -34,7 +36,7 @@ class Watcher(Protocol):
     def reconnected(self, node: str) -> None: ...
 
     def unkept(self, error: NoSpace) -> None:
-        """From now on nothing is put into the store. Said once."""
+        """From now on nothing is put into the store, which could not be written or read. Said once."""
 
 
 class Silent:
@@ -51,8 +53,8 @@ class Silent:
 class Intake:
     """One job. Taking the same bytes again, as after a reconnect or next to another follower, changes nothing.
 
-    No job ends because a disk is full here. When the store takes something not, it is given nothing more, as it has no gaps; who
-    asks the nodes next brings the rest.
+    No job ends because a disk is full here, or the store is locked or broken. When it takes something not, or cannot be read, it is
+    given nothing more, as it has no gaps; who asks the nodes next brings the rest.
     """
 
     def __init__(self, store: Store, job: str, plan: LaunchPlan, watcher: Watcher) -> None:
@@ -62,10 +64,10 @@ class Intake:
         self._partial: dict[tuple[str, str], bytes] = {}  # the start of a line whose end has not arrived
         self._silent: set[str] = set()  # nodes that never had the job
         self._printed: dict[tuple[str, str], int] = {}  # how far the watcher was told of a log
-        events, self._offsets = store.events_and_offsets(job)
-        self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
         self.unkept: NoSpace | None = None  # why the store has not all of what was taken
-        self.state = JobState.of(plan, events, store.first_state(job))
+        events, self._offsets = self._look(store.events_and_offsets) or ([], {})
+        self._own_offset = self._offsets.get(LAUNCHING_SIDE, 0)
+        self.state = JobState.of(plan, events, self._look(store.first_state) or State.PENDING)
 
     def offsets(self, node: str, wanted: Mapping[str, int] | None = None) -> dict[str, int]:
         """Where to follow a node's streams from at first: its events from where this state ends, for another follower may be ahead.
@@ -73,7 +75,7 @@ class Intake:
         Args:
             wanted: by log, from where the watcher wants to be told; else from where the store ends.
         """
-        known = {**self._store.offsets(self._job, node), wire.EVENTS: self._offsets.get(node, 0), **(wanted or {})}
+        known = {**(self._look(self._store.offsets, node) or {}), wire.EVENTS: self._offsets.get(node, 0), **(wanted or {})}
         self._printed.update({(node, stream): offset for stream, offset in known.items()})
         return known
 
@@ -100,9 +102,7 @@ class Intake:
 
     def take_own(self, event: Event) -> None:
         """An event of the launching side."""
-        if self._keep(self._store.append_own, event):
-            self.take_others()
-        else:
+        if not (self._keep(self._store.append_own, event) and self.take_others()):
             self._take_event(LAUNCHING_SIDE, event)
             self._conclude()
 
@@ -110,15 +110,20 @@ class Intake:
         """When some nodes were last heard from, by this machine's clock."""
         self._keep(self._store.saw, seen_at)
 
-    def take_others(self) -> None:
-        """Events of the launching side that are in the store and not yet in the state: this process's own, and others'."""
-        events = self._store.own_events(self._job, self._own_offset)
-        for behind, event in events:
+    def take_others(self) -> bool:
+        """Events of the launching side that are in the store and not yet in the state: this process's own, and others'.
+
+        Returns:
+            Whether the store can be read now.
+        """
+        events = self._look(self._store.own_events, self._own_offset)
+        for behind, event in events or ():
             self._own_offset = behind
             self._take_event(LAUNCHING_SIDE, event)
         if events:
             self._keep(self._store.keep_state, self.state)
         self._conclude()
+        return events is not None
 
     def _keep(self, write: Callable[Concatenate[str, P], None], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Put something of the job into the store. Whether it is there."""
@@ -126,9 +131,22 @@ class Intake:
             try:
                 write(self._job, *args, **kwargs)
             except NoSpace as error:
-                self.unkept = error
-                self._watcher.unkept(error)
+                self._end_keeping(error)
         return self.unkept is None
+
+    def _look(self, read: Callable[Concatenate[str, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What the store says of the job; None where it cannot be read now. After it was in vain once, nobody waits for it."""
+        try:
+            with contextlib.nullcontext() if self.unkept is None else self._store.without_waiting():
+                return read(self._job, *args, **kwargs)
+        except NoSpace as error:
+            self._end_keeping(error)
+            return None
+
+    def _end_keeping(self, error: NoSpace) -> None:
+        if self.unkept is None:
+            self.unkept = error
+            self._watcher.unkept(error)
 
     def _take_log(self, node: str, stream: str, offset: int, data: bytes) -> None:
         """What comes again, as its copy here was deleted, is not shown again."""
@@ -175,9 +193,9 @@ class Intake:
             return
         if self.state.stop_cause is not None:  # who starts a job looks for that once all nodes have it, before any runs it
             self.take_own(StartFailed(time.time(), STOPPED, "`dtrain stop` came before all nodes had it"))
-        elif self._store.is_launcher_gone(self._job):
+        elif self._look(self._store.is_launcher_gone):
             self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, "its launcher was killed before all nodes had it"))
-        elif not self._store.was_launched_here(self._job):  # whoever starts it elsewhere cannot go on either
+        elif self._look(self._store.was_launched_here) is False:  # whoever starts it elsewhere cannot go on either
             text = f"it is over, and {listed(sorted(self._silent))} had none of it"
             self.take_own(StartFailed(time.time(), NodeUnreachable.exit_code, text))
 

@@ -45,6 +45,7 @@ _MOST_BYTES = 64 * 1024 * 1024  # of a record
 _LATEST = 1e11  # s since the epoch: calendars go no further than the year 9999
 _NODES_EVENTS = typing.get_args(wire.Event)
 _OWN_EVENTS = (StopAsked, StartFailed, NodeLost)
+_LOOK = "see that store.db there is whole, and that no process keeps it locked"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job TEXT PRIMARY KEY, name TEXT, created_at REAL, launched_by TEXT, workdir TEXT, outputs TEXT,
@@ -444,8 +445,21 @@ class Store:
 
     # ---- SQLite ----
 
+    @contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """What another process has locked is an error at once, and not after half a minute."""
+        ((before_ms,),) = self._rows("PRAGMA busy_timeout")
+        self._rows("PRAGMA busy_timeout = 0")
+        try:
+            yield
+        finally:
+            self._rows(f"PRAGMA busy_timeout = {before_ms}")
+
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._db.execute(query, values).fetchall()
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise NoSpace(f"{self.root}: the job store cannot be read: {error}", hint=_LOOK) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -65,7 +65,8 @@ def command(job: str | None, cluster: Path | None) -> int:
                 out.print(Text(f"left {name}, which goes on"), soft_wrap=True)
                 return CTRL_C
     lack = None if supervisor is None else api.unkept(store, record.job, supervisor)
-    print_end(out, record.job, record.plan, state, _evaluation(store, record.job), store.folder(record.job))
+    evaluation = _evaluation(store, record.job) if lack is None else view.evaluation
+    print_end(out, record.job, record.plan, state, evaluation, store.folder(record.job))
     assert state.exit_code is not None
     if supervisor is not None and supervisor.unkept is not None:
         print_unkept(out, record.job, lack)

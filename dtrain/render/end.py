@@ -55,12 +55,12 @@ def print_outcome(console: Console, name: str, job: str, state: JobState) -> Non
 
 
 def print_unkept(console: Console, job: str, error: NoSpace | None) -> None:
-    """State and logs here lack what the nodes said since the disk was full; None: no more, for there was room at the end."""
+    """State and logs here lack what the nodes said since the store could not be used; None: no more, for it could at the end."""
     if error is None:
-        console.print("there is room again, and what was missing here has come")
+        console.print("the job store can be used again, and what was missing here has come", soft_wrap=True)
         return
     console.print(Text(error.message, "red"), soft_wrap=True)
-    console.print(f"what is missing here is on the nodes: make room, and dtrain logs {job} brings it", soft_wrap=True)
+    console.print(f"what is missing here is on the nodes: once the store can be used again, dtrain logs {job} brings it", soft_wrap=True)
 
 
 def print_detached(console: Console, name: str, job: str, state: JobState) -> None:

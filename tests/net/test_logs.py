@@ -7,6 +7,7 @@ import hashlib
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -195,11 +196,40 @@ def test_a_disk_here_that_has_room_again_lacks_nothing(lan: Lan, workspace: Work
         go.touch()
         assert attach is None or attach.wait(timeout=60) == 0
         assert launch.wait(timeout=60) == 0, shown()[-2000:]
-        assert shown().endswith("there is room again, and what was missing here has come\n"), shown()[-2000:]
+        assert shown().endswith("the job store can be used again, and what was missing here has come\n"), shown()[-2000:]
         (copy,) = state.glob("dtrain/jobs/*/node0/logs/rank0.log")
         (whole,) = workspace.nodes.glob("jobs/*/node0/logs/rank0.log")
         assert copy.read_bytes() == whole.read_bytes()
         assert workspace.status()["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("broken", ["without its tables", "not whole", "empty for a while"])
+def test_a_store_that_breaks_ends_no_job(workspace: Workspace, broken: str) -> None:
+    """It can be read no more: the launch says so once, shows the job to its end, and where that is cured lacks nothing."""
+    launch = workspace.start("launch", workspace.waiting_job("waits"), log=workspace.root / "launch.txt")
+    shown = (workspace.root / "launch.txt").read_text
+    workspace.until(lambda: launch.poll() is not None or shown().count("] ready") == 2, "the workers")
+    path = workspace.root / "state/dtrain/store.db"
+    before = path.read_bytes()
+    if broken == "without its tables":
+        with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as db:
+            db.execute("DROP TABLE events")
+    else:
+        path.write_bytes(b"?" * len(before) if broken == "not whole" else b"")
+    workspace.until(lambda: launch.poll() is not None or "the job store cannot be" in shown(), "the launch to notice")
+    if broken == "empty for a while":
+        path.write_bytes(before)
+    (workspace.root / "go").touch()
+    code = launch.wait(timeout=60)
+    assert "Traceback" not in shown() and "SUCCEEDED" in shown(), shown()
+    assert shown().count("; the job goes on, and its nodes keep what is missing here") == 1
+    if broken != "not whole":  # a table that is not there is made, and the nodes fill it
+        assert code == 0 and shown().endswith("and what was missing here has come\n"), shown()
+        assert workspace.status()["state"] == "SUCCEEDED"
+    else:
+        assert code == 73 and "\nwhat is missing here is on the nodes: " in shown(), shown()
+        asked = workspace.dtrain("status", "waits")
+        assert asked.code == 73 and "Traceback" not in asked.err, asked.err
 
 
 def test_a_full_disk_here_keeps_no_job_running(workspace: Workspace, lan: Lan) -> None:

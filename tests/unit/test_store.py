@@ -101,6 +101,26 @@ class Told(Silent):
         self.num_unkept += 1
 
 
+def test_a_store_that_is_locked_is_looked_at_again(tmp_path: Path) -> None:
+    """What the nodes say counts meanwhile, and what others asked for once it can be read."""
+    store, other = Store(tmp_path / "state"), Store(tmp_path / "state")
+    record = _add(store, tmp_path, "aa11", "train")
+    told = Told()
+    launch = Intake(store, "aa11", record.plan, told)
+    with closing(sqlite3.connect(tmp_path / "state/store.db", isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        with store.without_waiting():
+            assert not launch.take_others()
+        assert launch.unkept is not None and "the job store cannot be read: database is locked" in launch.unkept.message
+        launch.take("node0", wire.StreamBytes(wire.EVENTS, 0), wire.to_json(wire.AgentStarted(1.0, 1, 1, "b")).encode() + b"\n")
+        launch.take("node0", wire.StreamBytes(wire.rank_log(0), 0), b"hello")
+        assert launch.state.state is State.STARTING and told.printed_bytes == b"hello"
+        db.execute("ROLLBACK")
+    other.append_own("aa11", StopAsked(1.0, "stop"))
+    assert launch.take_others() and launch.state.stop_cause == "stop"
+    assert told.num_unkept == 1 and store.events("aa11") == [("", StopAsked(1.0, "stop"))]
+
+
 def test_a_log_has_no_gap(tmp_path: Path) -> None:
     """Not where its copy was deleted, nor where a node says that its bytes stand elsewhere; what comes again is not shown again."""
     store = Store(tmp_path / "state")
