@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,8 @@ def command(
     if not follow:
         lines.end()
         sys.stdout.flush()
+        for gone in _gone(store, record, [each for each in streams if each not in ends]):
+            console.person().print(gone, style="yellow", soft_wrap=True)
         return 0
     sys.stdout.flush()  # the job may be silent for long
     supervisor = Supervisor(store, record.job, record.plan, _Printer(lines))
@@ -134,6 +136,17 @@ def _streams(record: JobRecord, ranks: _RankSet | None, node: str | None) -> lis
         raise NoSuchJob(f"job {record.job} has none of these ranks{where}", hint=f"its ranks{where}: {ranges(each.rank for each in here)}")
     setups = [(name, wire.SETUP_LOG) for name in there if node in (None, name)] if ranks is None else []
     return [*setups, *((worker.node, wire.rank_log(worker.rank)) for worker in wanted)]
+
+
+def _gone(store: Store, record: JobRecord, streams: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A word on each log that a worker of a job that is over has written, and whose copy somebody has removed."""
+    if not record.state.is_final or all(store.log(record.job, *each).is_file() for each in streams):
+        return
+    began = {(node.name, wire.rank_log(rank.rank)) for node in store.state(record).nodes for rank in node.ranks if rank.pid is not None}
+    folders = {node.name: node.job_folder for node in record.plan.nodes}
+    for node, stream in streams:
+        if (node, stream) in began and not store.log(record.job, node, stream).is_file():
+            yield f"{store.log(record.job, node, stream)} is not there any more; on {node} it was {folders[node]}/{stream}"
 
 
 def _show(lines: RankLines, node: str, stream: str, path: Path, tail: int | None, text: bytes | None) -> int:

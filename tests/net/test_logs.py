@@ -306,3 +306,14 @@ def _fill(folder: Path) -> None:
         for size in (1 << 12, 1):
             while file.write(bytes(size)) == size:
                 pass
+
+
+def test_a_log_that_was_deleted_here_after_the_end_is_named(workspace: Workspace) -> None:
+    job = workspace.job("command: echo kept\nlauncher: none\n")
+    assert workspace.dtrain("launch", job).code == 0
+    (copy,) = (workspace.root / "state/dtrain/jobs").glob("*/node1/logs/rank1.log")
+    copy.unlink()
+    logs = workspace.dtrain("logs")
+    assert (logs.code, logs.out) == (0, "[0] kept\n")
+    there = logs.err.removeprefix(f"{copy} is not there any more; on node1 it was ").removesuffix("\n")
+    assert Path(there).read_text() == "kept\n"
