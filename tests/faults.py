@@ -502,8 +502,10 @@ def _measured(scene: Scene, status: dict[str, object], launch_code: int | None, 
     failure = None
     if isinstance(told, dict):
         failure = Failure(told["node"], told["rank"], told["exit_code"], told["signal"], told["reason"])
-    deadline = time.monotonic() + STOP_S + LOADED_S
-    while scene.lan.processes() and time.monotonic() < deadline:  # also where a node was away, and the sessions of who asked
+    # Also where a node was away, and the sessions of who asked. An sshd whose connection was cut is the system's, and ends when TCP,
+    # which asks less and less often, has found that out.
+    deadline = time.monotonic() + STOP_S + LOADED_S + scene.lasts_s
+    while scene.lan.processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     left = tuple(f"{node}: {command}" for node, found in scene.lan.processes().items() for command in found.values())
     state, exit_code = status["state"], status["exit_code"]
