@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from dtrain.node import wire
 
 _FRAMES_AHEAD = 64  # of one node, received and not yet handled: a slow disk here slows the sending, never the job
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 10.0
+_WELL_S = 5.0  # a node that speaks sense for so long is connected to again at once
 _REFUSED_S = 300.0  # a node may ban who is refused again and again
 
 
@@ -90,10 +93,15 @@ class Follower(threading.Thread):
         if isinstance(received.message, wire.StreamBytes):
             self._taken[received.message.stream] = received.message.offset + len(received.payload)
 
-    def ask_again(self, gap: LogGap) -> None:
-        """Receive that log from where the part of it that is here ends, and all else from where it was taken in."""
+    def ask_again(self, gap: LogGap, kept: Mapping[str, int]) -> None:
+        """Receive that log from where the part of it that is here ends, and all else from where it was taken in.
+
+        Args:
+            kept: how far the copies of logs go: where one was deleted, others may be too.
+        """
         self._num_asked_again += 1
-        self._again = {**self._taken, gap.stream: gap.end}, gap
+        shorter = {stream: end for stream, end in kept.items() if end < self._taken.get(stream, 0)}
+        self._again = {**self._taken, **shorter, gap.stream: gap.end}, gap
         link = self._link
         if link is not None:
             threading.Thread(target=link.close, daemon=True).start()  # which may wait until all was received
@@ -132,12 +140,12 @@ class Follower(threading.Thread):
                 self.is_connected = True
                 if lost is not None:
                     self._inbox.put(Connected(self._target.node, None))
-                lost = None
+                lost, began_s = None, time.monotonic()
                 self._receive(link)
                 error = f"{self._target.node}: the connection broke"
                 if link.nonsense:
                     error += f": {link.nonsense}"
-                elif self._again is None:
+                if time.monotonic() > began_s + _WELL_S or (self._again is None and not link.nonsense):
                     wait_s = _RETRY_FIRST_S
                 link.close()
             except DtrainError as reason:

@@ -79,6 +79,14 @@ class Intake:
         self._printed.update({(node, stream): offset for stream, offset in known.items()})
         return known
 
+    def kept_logs(self, node: str) -> dict[str, int]:
+        """How far the copies of a node's logs go, by stream; none where nothing is kept."""
+        kept = self._look(self._store.offsets, node) if self.unkept is None else None
+        if kept is None:
+            return {}
+        taken = {stream for each, stream in self._printed if each == node} - {wire.EVENTS, wire.METRICS}
+        return {stream: kept.get(stream, 0) for stream in taken}
+
     def take(self, node: str, message: wire.Message, data: bytes) -> None:
         """Take what a node sent.
 

@@ -40,12 +40,12 @@ if TYPE_CHECKING:  # a list of jobs needs neither, and they take longer to load 
     from dtrain.spec import ClusterSpec
 
 JOB_FILE = "job.yaml"  # in a job's folder
-_BUSY_TIMEOUT_S = 30.0
+_BUSY_TIMEOUT_S = 10.0  # in which Python runs no signal handler
 _MOST_BYTES = 64 * 1024 * 1024  # of a record
 _LATEST = 1e11  # s since the epoch: calendars go no further than the year 9999
 _NODES_EVENTS = typing.get_args(wire.Event)
 _OWN_EVENTS = (StopAsked, StartFailed, NodeLost)
-_LOOK = "see that store.db there is whole, and that no process keeps it locked"
+_LOOK = "see that store.db there is whole"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job TEXT PRIMARY KEY, name TEXT, created_at REAL, launched_by TEXT, workdir TEXT, outputs TEXT,
@@ -202,9 +202,8 @@ class Store:
             self._db.execute("PRAGMA journal_mode=DELETE")  # homes may be on NFS, where a write-ahead log does not work
             self._db.executescript(_SCHEMA)
         except (OSError, sqlite3.DatabaseError) as error:
-            raise NoSpace(
-                f"{root}: the job store cannot be opened: {error}", hint="set XDG_STATE_HOME to a folder you can write"
-            ) from error
+            hint = _cure(error, "set XDG_STATE_HOME to a folder you can write")
+            raise NoSpace(f"{root}: the job store cannot be opened: {error}", hint=hint) from error
 
     @classmethod
     def default(cls, environ: Mapping[str, str] = os.environ) -> Store:
@@ -459,7 +458,7 @@ class Store:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise NoSpace(f"{self.root}: the job store cannot be read: {error}", hint=_LOOK) from error
+            raise NoSpace(f"{self.root}: the job store cannot be read: {error}", hint=_cure(error, _LOOK)) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -468,7 +467,12 @@ class Store:
             with self._db:
                 yield
         except (OSError, sqlite3.DatabaseError) as error:
-            raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint="free some space there") from error
+            raise NoSpace(f"{self.root}: the job store cannot be written: {error}", hint=_cure(error, "free some space there")) from error
+
+
+def _cure(error: Exception, otherwise: str) -> str:
+    is_locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+    return "another process keeps it, such as a dtrain that Ctrl-Z stopped: fuser on store.db there names it" if is_locked else otherwise
 
 
 def pick(wanted: str, jobs: Sequence[JobRecord], lists: str = "dtrain status") -> JobRecord:

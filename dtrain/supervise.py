@@ -211,7 +211,7 @@ class Supervisor:
                         self._intake.take(node, message, payload)
                         follower.took(item)
                     except LogGap as gap:
-                        follower.ask_again(gap)
+                        follower.ask_again(gap, self._intake.kept_logs(node))
                     if isinstance(message, wire.CaughtUp) and self._stopping_since_s is not None:
                         self._leave(node)  # none of the job is there, nor will be
                 self._leave_those_that_ended()

@@ -92,6 +92,11 @@ def harmless(line: str) -> str:
     return f"{safe}{_RESET}" if "\x1b" in safe and not safe.endswith(_RESET) else safe
 
 
+def plain(text: str) -> str:
+    """Without colours too."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
 def without_controls(text: str) -> str:
     return _CONTROLS.sub("", _ESCAPES.sub(lambda match: match[1] or "", text))
 

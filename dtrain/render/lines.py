@@ -7,10 +7,11 @@ from collections.abc import Callable, Container
 
 from dtrain.node import wire
 from dtrain.node.tail import drawn
-from dtrain.render.console import harmless
+from dtrain.render.console import harmless, plain
 
 _COLOURS = ("36", "32", "35", "34", "33", "96", "92", "95", "94", "93")
 _SPECIAL = {*range(32), 127, 0xC2} - {9, 10}  # what needs a look at each line; most logs have none of it. C2 begins a control in UTF-8
+_LONGEST_BAR = 4096  # bytes
 _RANK = re.compile(r"logs/rank(\d+)\.log")
 
 
@@ -38,7 +39,7 @@ class RankLines:
         self._node = node
         self._text = text
         self._partial: dict[str, list[bytes]] = {}  # by label, the parts of a line whose end has not arrived
-        self._bars: dict[str, str] = {}  # by label, such a line that is drawn over and over
+        self._drawing: set[str] = set()  # labels of which such a line is drawn over and over
 
     def take(self, node: str, stream: str, data: bytes) -> None:
         """The next bytes of a stream; those that are neither a worker's nor a setup's are passed over."""
@@ -48,18 +49,20 @@ class RankLines:
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
             self._take_lines(label, b"".join((*self._partial.pop(label, ()), whole)))
-            self._bars.pop(label, None)
+            self._drawing.discard(label)
         if rest:
-            parts = self._partial.setdefault(label, [])
-            _append(parts, rest)
-            if b"\r" in rest or label in self._bars:
-                self._bars[label] = f"[{label}] {harmless(drawn(b''.join(parts)).decode(errors='replace'))}"
+            _append(self._partial.setdefault(label, []), rest)
+            if b"\r" in rest:
+                self._drawing.add(label)
 
-    @property
     def bar(self) -> str:
-        """The progress bar that the first of the ranks draws now; "" while none does. Any thread may ask."""
-        bars = tuple(self._bars.items())
-        return min(bars, key=lambda bar: (len(bar[0]), bar[0]))[1] if bars else ""
+        """The progress bar that the first of the ranks draws now, as far as a line holds it; "" while none does. Any thread may ask."""
+        label = min(tuple(self._drawing), key=lambda label: (len(label), label), default="")
+        parts = tuple(self._partial.get(label, ()))
+        if not parts:
+            return ""
+        start = b"".join(part[:_LONGEST_BAR] for part in parts[:_LONGEST_BAR])[:_LONGEST_BAR]
+        return f"[{label}] {plain(drawn(start).decode(errors='replace'))}"
 
     def end(self) -> None:
         """Write what came without a newline."""
@@ -70,7 +73,7 @@ class RankLines:
     def forget(self) -> None:
         """Leave what came without a newline to who goes on with these streams."""
         self._partial.clear()
-        self._bars.clear()
+        self._drawing.clear()
 
     def _label(self, node: str, stream: str) -> str | None:
         """Whose lines a stream has: a rank, or a node's setup; None where nobody wants them."""

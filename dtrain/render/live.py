@@ -61,8 +61,8 @@ class LiveView(StatusLine):
         """What is below the log, drawn anew four times a second: a worker's own progress bar, and how the job goes."""
         keys = f"  ({self.keys})" if self.keys else ""
         status = Text(f"{self._status}  {duration(time.monotonic() - self._since_s)}{keys}" if self._status else "", "dim")
-        bar = self._lines.bar
-        return Group(Text.from_ansi(bar, no_wrap=True, overflow="ellipsis"), status) if bar else status
+        bar = self._lines.bar()
+        return Group(Text(bar, no_wrap=True, overflow="ellipsis"), status) if bar else status
 
     # ---- the start ----
 
@@ -121,8 +121,8 @@ class LiveView(StatusLine):
 
     def printed(self, node: str, stream: str, data: bytes) -> None:
         self._lines.take(node, stream, data)
-        if self.live is None and self._lines.bar and time.monotonic() - self._said_at_s >= _PLAIN_PROGRESS_S:
-            self._say_progress(self._lines.bar)
+        if self.live is None and time.monotonic() - self._said_at_s >= _PLAIN_PROGRESS_S and (bar := self._lines.bar()):
+            self._say_progress(bar)
 
     def measured(self, metric: Mapping[str, Any]) -> None:
         evaluation = metric.get("evaluation")

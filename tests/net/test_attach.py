@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,21 @@ def test_a_copy_of_a_log_that_is_deleted_comes_again(workspace: Workspace) -> No
         whole = [f"[{rank}] {line}" for line in copies[f"node{rank}/rank{rank}.log"].decode().splitlines()]
         assert launch.lines(rank) == whole
         assert attach.lines(rank) == whole[len(whole) - len(attach.lines(rank)) :]
+
+
+def test_copies_that_are_deleted_together_come_again_together(workspace: Workspace) -> None:
+    """Each for itself would cut the node off again and again, and a short lease with it."""
+    text = counting_job(workspace).read_text().replace("launcher: none", "launcher: torchrun").replace("instances: 2", "instances: 1")
+    job = workspace.write("job.yaml", text.replace("gpus_per_instance: 1", "gpus_per_instance: 2"))
+    launch = Shell(workspace, 0, "launch", job)
+    launch.shows_more()
+    (folder,) = workspace.root.glob("state/dtrain/jobs/*")
+    shutil.rmtree(folder / "node0")
+    launch.shows_more()
+    (workspace.root / "go").touch()
+    assert launch.ended() == 0, launch.said()
+    assert launch.said().count(" came from byte ") == 1
+    assert logs(folder) == logs(next(workspace.nodes.glob("jobs/*"))) and len(logs(folder)) == 2
 
 
 def test_who_attaches_does_not_renew_the_lease(workspace: Workspace) -> None:

@@ -135,5 +135,13 @@ def test_the_bar_that_the_first_rank_draws_is_there_to_be_shown() -> None:
     seen = []
     for rank, data in ((10, b"\r1%"), (2, b"no bar"), (9, b"1%\r2"), (9, b"%"), (9, b"\r3%\x1b[2J"), (9, b"\ndone\n"), (10, b"\r2%\r\n")):
         lines.take("n1", wire.rank_log(rank), data)
-        seen.append(lines.bar)
+        seen.append(lines.bar())
     assert seen == ["[10] 1%", "[10] 1%", "[9] 2", "[9] 2%", "[9] 3%", "[10] 1%", ""]
+
+
+def test_a_bar_of_any_kind_is_a_short_text_without_escapes() -> None:
+    """Also in the middle of an escape, and with a colour whose number no integer of Python's holds."""
+    for data in (b"\r\x1b[" + b"1" * 5000 + b"m50%", b"\r" + b"\x1b[31mx\x1b[0m" * 100_000, b"\r50%\x1b[3"):
+        lines = RankLines(lambda text: None, colour=True)
+        lines.take("n1", wire.rank_log(0), data)
+        assert lines.bar().startswith("[0] ") and lines.bar().isprintable() and len(lines.bar()) < 5000
