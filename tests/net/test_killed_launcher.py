@@ -54,10 +54,9 @@ def start_with_n2_waiting(lan: Lan, workspace: Workspace) -> tuple[subprocess.Po
             assert time.monotonic() < deadline and launcher.poll() is None
         session = int(Path(f"/proc/{guards[0]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(session, signal.SIGSTOP)
-        stopped_s = time.monotonic()
-        workspace.until(
-            lambda: all("AgentStarted" in events(node) for node in lan.nodes) or time.monotonic() > stopped_s + 10, "the agents"
-        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not all("AgentStarted" in events(node) for node in lan.nodes):
+            time.sleep(0.05)
         if "AgentStarted" in events(n2) and session in n2.pids("python") and "LauncherStarted" not in events(n1):
             return launcher, session
         os.kill(session, signal.SIGCONT)  # it was quicker, or has not told the guard what it is for
