@@ -78,7 +78,7 @@ def _any_process(lan: Lan, workspace: Workspace, draw: random.Random) -> list[st
         if victim is None:
             scene.kill_launcher()
         else:
-            scene.signal(node, [victim])
+            scene.signal(node, [victim], check=False)  # it may just have ended
         print(f": {there.get(victim or 0, 'dtrain launch')[:60]}", end="", flush=True)
         wrong = _ends(scene)
         lost, left = scene.lost_bytes(lan.nodes)[1], scene.processes(lan.nodes)
