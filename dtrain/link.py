@@ -76,9 +76,6 @@ class Link:
             NodeUnreachable: no way in, or no usable Python there.
             AccessDenied: refused by the node, or its host key by us.
         """
-        # glibc gives freed memory back beyond twice the largest block that was freed so far (mallopt(3), M_MMAP_THRESHOLD). Without
-        # this block, getting it again and again is half of what a flood of logs costs here.
-        bytes(_KEPT_BYTES // 2)
         channel = transport_to(target.instance).open(within_s)
         link = cls(target.node, channel)
         try:
@@ -124,6 +121,8 @@ class Link:
                 self._fault = str(error)
                 self.nonsense = self._fault if isinstance(error, ValueError) else ""
                 return None
+        if received is not None and len(received[1]) == wire.CHUNK_BYTES:
+            _keep_freed_memory()
         if received is not None and isinstance(received[0], wire.Failed):
             raise _as_error(self.node, received[0])
         return received
@@ -153,6 +152,13 @@ class Link:
                 _open_links.discard(self)  # whoever receives from it notices
             finally:
                 self._writing.release()
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Once there is a flood of logs: glibc gives freed memory back beyond twice the largest block that was freed so far (mallopt(3),
+    M_MMAP_THRESHOLD), and getting it again and again is half of what the flood costs here."""
+    bytes(_KEPT_BYTES // 2)
 
 
 # A session ends when it hears nothing for a while; one thread speaks for all links, whatever their users are busy with.
